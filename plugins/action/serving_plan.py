@@ -1,0 +1,50 @@
+# Copyright (c) 2026 dgxspark.serving contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+import typing as t
+
+from ansible.plugins.action import ActionBase
+from ansible_collections.dgxspark.serving.plugins.module_utils import _plan
+from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
+
+
+class ActionModule(ActionBase):
+    """Computes the plan on the controller from the facts of all nodes; no connection is made."""
+
+    TRANSFERS_FILES = False
+    _requires_connection = False
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, t.Any] | None = None) -> dict[str, t.Any]:
+        result = super().run(tmp, task_vars)
+        result["changed"] = False
+        variables = task_vars or {}
+        name = variables.get("inventory_hostname", "")
+        arguments = self._task.args
+        try:
+            settings = variables["preflight_inputs"]["settings"]
+            members = _plan.members(variables["groups"], variables["hostvars"])
+            if arguments.get("check", True):
+                self._refuse(settings, members, name)
+            plan = _plan.serving_plan(settings, members, arguments.get("image_fingerprint") or "", arguments.get("revision") or "")
+        except Problem as problem:
+            result.update(failed=True, msg=problem.msg, problem=problem.as_dict())
+            return result
+        result["plan"] = plan
+        return result
+
+    @staticmethod
+    def _refuse(settings: dict[str, t.Any], members: list[dict[str, t.Any]], name: str) -> None:
+        """Raises the first problem of this node; what concerns the whole gang is told by the head alone."""
+        me = next((m for m in members if m["name"] == name), None)
+        problems = _plan.node_problems(settings, me) if me else []
+        if me and me["head"]:
+            problems += _plan.input_problems(settings, members) + _plan.gang_problems(members)
+            problem = _plan.heads_problem(settings, (me["node"].get("snapshot") or {}).get("config"))
+            problems += [problem] if problem else []
+        if problems:
+            if not problems[0].node:
+                problems[0].node = name
+            raise problems[0]

@@ -1,0 +1,75 @@
+# Copyright (c) 2026 dgxspark.serving contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+import os
+import typing as t
+
+import yaml
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+from ansible.plugins.action import ActionBase
+from ansible_collections.dgxspark.serving.plugins.module_utils import _settings
+from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
+
+SPECS = os.path.join(os.path.dirname(__file__), "..", "..", "roles", "preflight", "meta", "argument_specs.yml")
+
+
+def load_spec(path: str = SPECS) -> dict[str, t.Any]:
+    """The options of the role preflight as an argument spec (documentation left out)."""
+    with open(path, encoding="utf-8") as handle:
+        options = yaml.safe_load(handle)["argument_specs"]["main"]["options"]
+
+    def strip(spec: dict[str, t.Any]) -> dict[str, t.Any]:
+        kept = {key: value for key, value in spec.items() if key not in ("description", "options")}
+        if "options" in spec:
+            kept["options"] = {name: strip(sub) for name, sub in spec["options"].items()}
+            kept["apply_defaults"] = True
+        return kept
+
+    return {name: strip(spec) for name, spec in options.items()}
+
+
+class ActionModule(ActionBase):
+    """Reads the C(spark_*) variables on the controller; no connection is made."""
+
+    TRANSFERS_FILES = False
+    _requires_connection = False
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, t.Any] | None = None) -> dict[str, t.Any]:
+        result = super().run(tmp, task_vars)
+        variables = task_vars or {}
+        node = variables.get("inventory_hostname", "")
+        spec = load_spec()
+        given = {name: self._templar.template(variables[name]) for name in variables if name.startswith(_settings.PREFIX)}
+        given = {name: value for name, value in given.items() if value is not None}
+        try:
+            problems = _settings.unknown_inputs(given, spec)
+            if problems:
+                raise problems[0]
+            validated = ArgumentSpecValidator(spec).validate(given)
+            if validated.error_messages:
+                raise Problem(
+                    "input",
+                    stage="inputs",
+                    found="; ".join(validated.error_messages),
+                    expected="the variables documented for the role preflight",
+                    remedy=_settings.REMEDY,
+                )
+            settings = {name[len(_settings.PREFIX) :]: value for name, value in validated.validated_parameters.items()}
+            problems = _settings.value_problems(settings)
+            if problems:
+                raise problems[0]
+        except Problem as problem:
+            problem.node = node
+            result.update(failed=True, changed=False, msg=problem.msg, problem=problem.as_dict())
+            return result
+        gang = [
+            {"node": host, "address": str(variables["hostvars"][host].get("spark_fabric_address", ""))}
+            for group in ("ray_head", "ray_workers")
+            for host in variables["groups"].get(group, [])
+        ]
+        peers = [member["address"] for member in gang if member["node"] != node]
+        result.update(changed=False, settings=_settings.resolve(settings), gang=gang, peers=peers)
+        return result

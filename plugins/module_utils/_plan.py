@@ -1,0 +1,534 @@
+# Copyright (c) 2026 dgxspark.serving contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The plan of one serving gang: what every node has to run, and why it must not be tried.
+
+PRIVATE to the collection. Pure functions over plain data: ``settings`` (the ``spark_*`` inputs without their prefix),
+and one ``member`` for each node: ``{name, head: bool, address, node: node_info, fabric: nccl_interface_info}``.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import ipaddress
+import json
+import typing as t
+
+from ansible_collections.dgxspark.serving.plugins.module_utils import _tenants
+from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
+
+LABEL = "dgxspark.serving"
+RAY = "spark-ray"
+VLLM = "spark-vllm"
+TMP_VOLUME = "spark-tmp"
+MODELS = "/models/hub"
+KERNELS = "/var/cache/kernels"
+STATE = "/var/lib/dgxspark-serving"
+MAX_CLOCK_SKEW = 60  # seconds; above this, logs of the nodes cannot be put in order and TLS to a hub fails
+
+# Ray's own ports, pinned so that they can be checked before the start and never collide (RAY-06). Offsets are ours.
+RAY_PORTS = {
+    "node-manager-port": 6380,
+    "object-manager-port": 6381,
+    "runtime-env-agent-port": 6382,
+    "dashboard-agent-grpc-port": 6383,
+    "dashboard-agent-listen-port": 6384,
+    "metrics-export-port": 6385,
+}
+RAY_WORKER_PORTS = (20002, 20999)
+
+
+def digest(value: t.Any) -> str:
+    """sha256 over canonical JSON: the identity of a container definition."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def repo_folder(repo_id: str) -> str:
+    """``org/name`` as the Hugging Face cache names it."""
+    return "models--" + repo_id.replace("/", "--")
+
+
+def snapshot_path(settings: dict[str, t.Any], revision: str) -> str:
+    """The model inside the containers."""
+    return f"{MODELS}/{repo_folder(settings['model'])}/snapshots/{revision}"
+
+
+# --- rules ---------------------------------------------------------------------------------------------------------------
+
+
+def input_problems(settings: dict[str, t.Any], members: list[dict[str, t.Any]]) -> list[Problem]:
+    """What is wrong with the inventory itself, before any node is asked."""
+    problems: list[Problem] = []
+    heads = [m["name"] for m in members if m["head"]]
+    if len(heads) != 1:
+        problems.append(
+            Problem("input", found=f"{len(heads)} hosts in the group ray_head", expected="exactly one", remedy="correct the inventory's groups")
+        )
+    seen: dict[str, str] = {}
+    for member in members:
+        address = member["address"]
+        try:
+            parsed = ipaddress.IPv4Address(address)
+        except ValueError:
+            problems.append(
+                Problem(
+                    "RAY-09",
+                    node=member["name"],
+                    found=f"spark_fabric_address {address!r}",
+                    expected="the node's own IPv4 address on the fabric, without a prefix length",
+                    remedy="set spark_fabric_address for this host, for example 192.168.200.12",
+                )
+            )
+            continue
+        subnet = settings.get("fabric_subnet")
+        if subnet and parsed not in ipaddress.ip_network(subnet, strict=False):
+            problems.append(
+                Problem(
+                    "RAY-09",
+                    node=member["name"],
+                    found=f"spark_fabric_address {address}",
+                    expected=f"an address inside spark_fabric_subnet {subnet}",
+                    remedy="correct one of the two in the inventory",
+                )
+            )
+        if address in seen:
+            problems.append(
+                Problem(
+                    "RAY-10",
+                    node=member["name"],
+                    found=f"spark_fabric_address {address}, which {seen[address]} has too",
+                    expected="a different address on every node",
+                    remedy="correct spark_fabric_address of one of them",
+                )
+            )
+        seen[address] = member["name"]
+    problems += parallel_problems(settings, len(members))
+    return problems
+
+
+def parallel_problems(settings: dict[str, t.Any], nodes: int) -> list[Problem]:
+    """Tensor × pipeline parallel size must be the number of GPUs of the inventory (RAY-03)."""
+    gpus = nodes * settings["gpus_per_node"]
+    wanted = settings["tensor_parallel"] * settings["pipeline_parallel"]
+    if wanted == gpus:
+        return []
+    return [
+        Problem(
+            "RAY-03",
+            found=f"spark_tensor_parallel {settings['tensor_parallel']} x spark_pipeline_parallel {settings['pipeline_parallel']} = {wanted} ranks",
+            expected=f"{gpus} ranks, one for each GPU of the inventory ({nodes} nodes x spark_gpus_per_node {settings['gpus_per_node']})",
+            remedy="set spark_tensor_parallel so that the product is the number of GPUs, or correct the inventory's hosts",
+        )
+    ]
+
+
+def heads_problem(settings: dict[str, t.Any], config: dict[str, t.Any] | None) -> Problem | None:
+    """The tensor parallel size must divide the model's attention heads (VLL-04). ``config`` is config.json."""
+    if not config:
+        return None
+    text = config.get("text_config") or config
+    heads = text.get("num_attention_heads")
+    size = settings["tensor_parallel"]
+    if not heads or heads % size == 0:
+        return None
+    allowed = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
+    return Problem(
+        "VLL-04",
+        stage="model",
+        found=f"spark_tensor_parallel {size} and a model with {heads} attention heads ({settings['model']})",
+        expected=f"a size that divides the heads: {allowed}",
+        remedy="choose another spark_tensor_parallel (and number of nodes), or use spark_pipeline_parallel for the rest",
+    )
+
+
+def node_problems(settings: dict[str, t.Any], member: dict[str, t.Any]) -> list[Problem]:
+    """What this one node lacks. The first entry is the one to tell."""
+    name, node = member["name"], member["node"]
+    docker = node["docker"]
+    problems: list[Problem] = []
+
+    def refuse(ident: str, found: str, expected: str, remedy: str) -> None:
+        problems.append(Problem(ident, node=name, stage="preflight", found=found, expected=expected, remedy=remedy))
+
+    if not docker["installed"]:
+        refuse(
+            "docker-missing",
+            docker.get("error") or "no docker command",
+            "Docker Engine on the node",
+            "install Docker (DGX OS ships it: apt-get install docker-ce)",
+        )
+        return problems
+    if not docker["reachable"]:
+        refuse(
+            "DOC-02",
+            docker.get("error") or "the Docker daemon does not answer",
+            "a Docker daemon that the play's user may talk to",
+            "let the play use sudo (spark_become: true), or add the user to the group docker and log in again; start Docker if it is down",
+        )
+        return problems
+    if not node.get("python_requests"):
+        refuse("DOC-05", "no Python package requests", "python3-requests, which community.docker needs", "apt-get install python3-requests")
+    if not docker["gpu_capable"]:
+        refuse(
+            "DOC-01",
+            f"Docker {docker.get('version')} that cannot give a GPU to a container ({docker.get('gpu_reason')})",
+            "an nvidia runtime or a CDI specification",
+            "install nvidia-container-toolkit, then: nvidia-ctk runtime configure --runtime=docker && systemctl restart docker",
+        )
+    gpu = node["gpu"]
+    if gpu.get("error"):
+        refuse(
+            "HST-03" if "mismatch" in gpu["error"] else "gpu-missing",
+            f"nvidia-smi: {gpu['error']}",
+            f"{settings['gpus_per_node']} GPU",
+            "reboot the node after a driver update; if it stays, reinstall the driver",
+        )
+    elif gpu["count"] < settings["gpus_per_node"]:
+        refuse(
+            "gpu-missing",
+            f"{gpu['count']} GPUs",
+            f"spark_gpus_per_node {settings['gpus_per_node']}",
+            "correct spark_gpus_per_node, or look at nvidia-smi on the node",
+        )
+    for claim in node_claims(settings, member):
+        if claim["action"] == "refuse":
+            problem = _tenants.refusal([claim], name)
+            if problem:
+                problems.append(problem)
+    return problems
+
+
+def node_claims(settings: dict[str, t.Any], member: dict[str, t.Any]) -> list[dict[str, t.Any]]:
+    """Who holds what we need on this node; see ``_tenants.claims``."""
+    ports = [settings["api_port"]] if member["head"] else []
+    ports += [settings["ray_port"]] if member["head"] and settings["executor"] == "ray" else []
+    ports += list(RAY_PORTS.values()) if settings["executor"] == "ray" else []
+    # The old service listens on both nodes, so the API port is looked at on workers too.
+    if settings["api_port"] not in ports:
+        ports.append(settings["api_port"])
+    return _tenants.claims(member["node"], settings["stop"], ports, LABEL)
+
+
+def gang_problems(members: list[dict[str, t.Any]]) -> list[Problem]:
+    """What only shows when the nodes are compared."""
+    problems: list[Problem] = []
+    machines = sorted({m["node"]["machine"] for m in members})
+    if len(machines) > 1:
+        problems.append(
+            Problem(
+                "DOC-11",
+                stage="preflight",
+                found="nodes of different architectures: " + ", ".join(f"{m['name']} {m['node']['machine']}" for m in members),
+                expected="one architecture",
+                remedy="take the odd node out of the inventory",
+            )
+        )
+    times = {m["name"]: m["node"]["time"] for m in members}
+    skew = max(times.values()) - min(times.values())
+    if skew > MAX_CLOCK_SKEW:
+        ahead = max(times, key=lambda name: times[name])
+        behind = min(times, key=lambda name: times[name])
+        problems.append(
+            Problem(
+                "clock-skew",
+                node=behind,
+                stage="preflight",
+                found=f"a clock {skew:.0f} s behind that of {ahead}",
+                expected=f"clocks within {MAX_CLOCK_SKEW} s of each other",
+                remedy="timedatectl set-ntp true on the nodes, or set the clock by hand",
+            )
+        )
+    mtus = {m["name"]: m["fabric"]["mtu"] for m in members}
+    if len(set(mtus.values())) > 1:
+        problems.append(
+            Problem(
+                "NET-12",
+                stage="preflight",
+                found="fabric MTUs " + ", ".join(f"{name} {mtu}" for name, mtu in mtus.items()),
+                expected="the same MTU on every node",
+                remedy="set one MTU (9000 if the switch passes it) in the netplan of each node",
+            )
+        )
+    return problems
+
+
+# --- containers ------------------------------------------------------------------------------------------------------------
+
+
+def environment(settings: dict[str, t.Any], member: dict[str, t.Any], members: list[dict[str, t.Any]]) -> dict[str, str]:
+    """Everything explicit on every node, so that nothing baked into an image leaks through (NET-07). Never an empty string."""
+    head = next(m for m in members if m["head"])
+    addresses = [m["address"] for m in members]
+    env: dict[str, str] = {
+        **member["fabric"]["env"],
+        "VLLM_HOST_IP": member["address"],
+        "MASTER_ADDR": head["address"],
+        "RAY_memory_monitor_refresh_ms": "0",
+        "RAY_num_prestart_python_workers": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "HF_HUB_CACHE": MODELS,
+        "VLLM_ENGINE_READY_TIMEOUT_S": str(settings["ready_timeout"] + 600),
+        "VLLM_CACHE_ROOT": f"{KERNELS}/vllm",
+        "TRITON_CACHE_DIR": f"{KERNELS}/triton",
+        "TORCHINDUCTOR_CACHE_DIR": f"{KERNELS}/inductor",
+        "FLASHINFER_WORKSPACE_BASE": f"{KERNELS}/flashinfer",
+        "NO_PROXY": ",".join(["localhost", "127.0.0.1", *addresses]),
+        "no_proxy": ",".join(["localhost", "127.0.0.1", *addresses]),
+    }
+    if settings["executor"] == "ray":
+        env["RAY_NODE_IP_ADDRESS"] = member["address"]
+    env.update({key: str(value) for key, value in settings["env"].items()})
+    return {key: value for key, value in sorted(env.items()) if value != ""}
+
+
+def container_base(settings: dict[str, t.Any], member: dict[str, t.Any], members: list[dict[str, t.Any]], cache_dir: str) -> dict[str, t.Any]:
+    """What both containers of a node have in common (design: host network and IPC, not privileged, restart policy "no")."""
+    node = member["node"]
+    fingerprint = (member.get("image_fingerprint") or (node.get("image") or {}).get("fingerprint") or "unknown")[:12]
+    return {
+        "image": settings["image"],
+        "env": environment(settings, member, members),
+        "volumes": [
+            f"{TMP_VOLUME}:/tmp",
+            f"{cache_dir}/hub:{MODELS}:ro",
+            f"{STATE}/kernels/{fingerprint}:{KERNELS}",
+        ],
+        "network_mode": "host",
+        "ipc_mode": "host",
+        "devices": ["/dev/infiniband:/dev/infiniband:rwm"] if node.get("infiniband_dev") else [],
+        "capabilities": ["IPC_LOCK"],
+        "ulimits": [str(limit) for limit in settings["ulimits"]],
+        "restart_policy": "no",
+        "stop_timeout": 60,
+    }
+
+
+def finish(definition: dict[str, t.Any], settings: dict[str, t.Any], revision: str, role: str, extra: str = "") -> dict[str, t.Any]:
+    """Adds the labels; the definition's digest decides whether a running container is the planned one."""
+    labels = {
+        LABEL: "1",
+        f"{LABEL}.role": role,
+        f"{LABEL}.model": settings["model"],
+        f"{LABEL}.revision": revision,
+        f"{LABEL}.served_model_name": settings["served_model_name"],
+        f"{LABEL}.definition": digest([definition, extra]),
+    }
+    return {**definition, "labels": labels}
+
+
+def ray_container(
+    settings: dict[str, t.Any], member: dict[str, t.Any], members: list[dict[str, t.Any]], cache_dir: str, image_fingerprint: str
+) -> dict[str, t.Any]:
+    """``spark-ray`` of one node. The same whatever model is served, so that another model does not replace Ray."""
+    head = next(m for m in members if m["head"])
+    command = ["start", "--block", f"--node-ip-address={member['address']}"]
+    if member["head"]:
+        command += ["--head", f"--port={settings['ray_port']}", "--include-dashboard=false"]
+    else:
+        command += [f"--address={head['address']}:{settings['ray_port']}"]
+    command += [
+        f"--num-gpus={settings['gpus_per_node']}",
+        f"--num-cpus={settings['ray_num_cpus']}",
+        f"--object-store-memory={settings['ray_object_store_memory']}",
+        "--disable-usage-stats",
+        *[f"--{name}={port}" for name, port in RAY_PORTS.items()],
+        f"--min-worker-port={RAY_WORKER_PORTS[0]}",
+        f"--max-worker-port={RAY_WORKER_PORTS[1]}",
+    ]
+    definition = {"name": RAY, "entrypoint": ["ray"], "command": command, **container_base(settings, member, members, cache_dir)}
+    return finish(definition, settings, "", "head" if member["head"] else "worker", image_fingerprint)
+
+
+def vllm_container(
+    settings: dict[str, t.Any],
+    member: dict[str, t.Any],
+    members: list[dict[str, t.Any]],
+    cache_dir: str,
+    image_fingerprint: str,
+    revision: str,
+) -> dict[str, t.Any]:
+    """``spark-vllm`` on the head: the API server and engine core; the ranks run inside ``spark-ray`` of each node."""
+    command = ["serve", snapshot_path(settings, revision), *vllm_arguments(settings)]
+    base = container_base(settings, member, members, cache_dir)
+    # Explicit, or vLLM would start a Ray of its own (RAY-03). Only here: "ray start" must not see it.
+    base["env"]["RAY_ADDRESS"] = f"{member['address']}:{settings['ray_port']}"
+    definition = {"name": VLLM, "entrypoint": ["vllm"], "command": command, **base, "pid_mode": f"container:{RAY}"}
+    return finish(definition, settings, revision, "server", image_fingerprint)
+
+
+def vllm_arguments(settings: dict[str, t.Any]) -> list[str]:
+    """Arguments of ``vllm serve`` that we decide, then those of ``spark_vllm_args``. One of ours repeated there is refused."""
+    ours: list[tuple[str, t.Any]] = [
+        ("--served-model-name", settings["served_model_name"]),
+        ("--host", settings["api_host"]),
+        ("--port", settings["api_port"]),
+        ("--tensor-parallel-size", settings["tensor_parallel"]),
+        ("--pipeline-parallel-size", settings["pipeline_parallel"] if settings["pipeline_parallel"] > 1 else None),
+        ("--distributed-executor-backend", settings["executor"]),
+        ("--gpu-memory-utilization", settings["gpu_memory_utilization"]),
+        ("--max-model-len", settings["max_model_len"] or None),
+    ]
+    arguments: list[str] = []
+    for flag, value in ours:
+        if value is not None:
+            arguments += [flag, str(value)]
+    reserved = {flag for flag, _value in ours} | {"--model", "-tp", "-pp", "--data-parallel-size", "--api-key"}
+    for extra in settings["vllm_args"]:
+        flag = str(extra).split("=", 1)[0]
+        if flag in reserved:
+            raise Problem(
+                "input",
+                found=f"{flag} in spark_vllm_args",
+                expected="only arguments that have no variable of their own",
+                remedy=f"use the variable instead ({variable_for(flag)})",
+            )
+        arguments.append(str(extra))
+    return arguments
+
+
+def variable_for(flag: str) -> str:
+    """The inventory variable behind an argument of ``vllm serve`` that we set ourselves."""
+    return {
+        "--served-model-name": "spark_served_model_name",
+        "--host": "spark_api_host",
+        "--port": "spark_api_port",
+        "--tensor-parallel-size": "spark_tensor_parallel",
+        "-tp": "spark_tensor_parallel",
+        "--pipeline-parallel-size": "spark_pipeline_parallel",
+        "-pp": "spark_pipeline_parallel",
+        "--distributed-executor-backend": "spark_executor",
+        "--gpu-memory-utilization": "spark_gpu_memory_utilization",
+        "--max-model-len": "spark_max_model_len",
+        "--model": "spark_model",
+    }.get(flag, "none: not supported yet")
+
+
+def running_as_planned(node: dict[str, t.Any], definition: dict[str, t.Any]) -> bool:
+    """True if the node runs exactly this container: same definition, same image, running."""
+    for container in node["containers"]:
+        if container["name"] == definition["name"]:
+            return bool(container["running"]) and container["labels"].get(f"{LABEL}.definition") == definition["labels"][f"{LABEL}.definition"]
+    return False
+
+
+def has_container(node: dict[str, t.Any], name: str) -> bool:
+    return any(container["name"] == name for container in node["containers"])
+
+
+def later_facts(found: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
+    """What the stages after preflight learned of this node: its image and its snapshot now."""
+    facts: dict[str, t.Any] = {}
+    for name in ("image_sync_head", "image_sync_worker"):
+        image = (found.get(name) or {}).get("image")
+        if image:
+            facts["image"] = image
+    for name in ("model_download_snapshot", "model_sync_result"):
+        result = found.get(name) or {}
+        if result.get("snapshot"):
+            verified = bool(result["snapshot"].get("verified"))
+            facts["snapshot"] = {**result["snapshot"], "complete": verified, "manifest_digest": result.get("manifest_digest")}
+    if "content" in (found.get("model_download_config") or {}) and "snapshot" in facts:
+        facts["snapshot"]["config"] = json.loads(base64.b64decode(found["model_download_config"]["content"]))
+    return facts
+
+
+def members(groups: t.Mapping[str, t.Any], hostvars: t.Mapping[str, t.Any]) -> list[dict[str, t.Any]]:
+    """The nodes of the inventory with the facts that preflight registered; the head first. All or none: a plan over a part of
+    the gang would be wrong."""
+    result: list[dict[str, t.Any]] = []
+    for group in ("ray_head", "ray_workers"):
+        for name in groups.get(group, []):
+            found = hostvars[name]
+            if "preflight_node" not in found or "node" not in found["preflight_node"] or "fabric" not in found.get("preflight_fabric", {}):
+                raise Problem(
+                    "gang-incomplete",
+                    node=name,
+                    stage="preflight",
+                    found="no facts of this node in this run",
+                    expected="the whole gang in one run",
+                    remedy="run without --limit; the groups ray_head and ray_workers always go together",
+                )
+            result.append(
+                {
+                    "name": name,
+                    "head": group == "ray_head",
+                    "address": found["preflight_inputs"]["settings"]["fabric_address"],
+                    "node": {**found["preflight_node"]["node"], **later_facts(found)},
+                    "fabric": found["preflight_fabric"]["fabric"],
+                }
+            )
+    return result
+
+
+# --- the whole ---------------------------------------------------------------------------------------------------------------
+
+
+def cache_dir_of(settings: dict[str, t.Any], node: dict[str, t.Any]) -> str:
+    """``spark_model_cache`` on this node; ``~`` is the login user's home there, never the controller's (MOD-07)."""
+    path = settings["model_cache"]
+    if path == "~" or path.startswith("~/"):
+        return node["user"]["home"] + path[1:]
+    return path
+
+
+def gang_state(settings: dict[str, t.Any], members: list[dict[str, t.Any]]) -> dict[str, t.Any]:
+    """What is already in place over all nodes: the facts by which later stages skip what is done."""
+    images = {m["name"]: m["node"].get("image") or {} for m in members}
+    prints = {name: image.get("fingerprint") if image.get("present") else None for name, image in images.items()}
+    snapshots = {m["name"]: m["node"].get("snapshot") or {} for m in members}
+    head = next(m for m in members if m["head"])
+    digests = {s.get("manifest_digest") if s.get("complete") and s.get("verified") else None for s in snapshots.values()}
+    return {
+        "image_fingerprint": prints[head["name"]] or "",
+        "image_in_sync": len(set(prints.values())) == 1 and None not in prints.values(),
+        "image_missing": [name for name, value in prints.items() if value is None or value != prints[head["name"]]],
+        "revision": snapshots[head["name"]].get("revision") or "",
+        "snapshot_on_head": bool(snapshots[head["name"]].get("complete") and snapshots[head["name"]].get("verified")),
+        "snapshot_in_sync": len(digests) == 1 and None not in digests,
+    }
+
+
+def serving_plan(
+    settings: dict[str, t.Any], members: list[dict[str, t.Any]], image_fingerprint: str = "", revision: str = ""
+) -> dict[str, t.Any]:
+    """The containers of every node and what of it already runs. ``image_fingerprint`` and ``revision`` come from the
+    stages before; without them (a first look, check mode) those of the nodes are taken."""
+    state = gang_state(settings, members)
+    image_fingerprint = image_fingerprint or state["image_fingerprint"] or "unknown"
+    revision = revision or state["revision"] or settings["model_revision"]
+    head = next(m for m in members if m["head"])
+    nodes: dict[str, t.Any] = {}
+    for member in members:
+        member = {**member, "image_fingerprint": image_fingerprint}
+        cache_dir = cache_dir_of(settings, member["node"])
+        containers: dict[str, t.Any] = {RAY: ray_container(settings, member, members, cache_dir, image_fingerprint)}
+        if member["head"]:
+            containers[VLLM] = vllm_container(settings, member, members, cache_dir, image_fingerprint, revision)
+        nodes[member["name"]] = {
+            "address": member["address"],
+            "head": member["head"],
+            "cache_dir": cache_dir,
+            "containers": containers,
+            "in_place": {name: running_as_planned(member["node"], d) for name, d in containers.items()},
+            "present": {name: has_container(member["node"], name) for name in (RAY, VLLM)},
+            "claims": node_claims(settings, member),
+        }
+    ray_in_place = all(n["in_place"][RAY] for n in nodes.values())
+    return {
+        **state,
+        "image_fingerprint": image_fingerprint,
+        "revision": revision,
+        "head": head["name"],
+        "head_address": head["address"],
+        "addresses": [m["address"] for m in members],
+        "gpus": len(members) * settings["gpus_per_node"],
+        "nodes": nodes,
+        "ray_in_place": ray_in_place,
+        "server_in_place": ray_in_place and nodes[head["name"]]["in_place"][VLLM],
+        "server_present": nodes[head["name"]]["present"][VLLM],
+        "stop_needed": any(c["action"] == "stop" for n in nodes.values() for c in n["claims"]),
+    }

@@ -1,0 +1,86 @@
+# Copyright (c) 2026 dgxspark.serving contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The inputs of the collection: inventory variables ``spark_*`` against the specification in roles/preflight.
+
+PRIVATE to the collection. Pure functions over plain data.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import re
+import typing as t
+
+from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
+
+PREFIX = "spark_"
+REMEDY = "correct it in the inventory's group_vars or host_vars"
+
+
+def unknown_inputs(given: t.Iterable[str], known: t.Iterable[str]) -> list[Problem]:
+    """One problem for each ``spark_*`` variable that nothing reads: most often a spelling mistake."""
+    known = sorted(known)
+    problems = []
+    for name in sorted(set(given) - set(known)):
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]}?" if close else "remove it, or prefix your own variables with something else"
+        problems.append(Problem("input", stage="inputs", found=f"unknown variable {name}", expected="only documented spark_ variables", remedy=hint))
+    return problems
+
+
+def value_problems(settings: dict[str, t.Any]) -> list[Problem]:
+    """Values of the right type that cannot be meant. ``settings`` has names without the prefix."""
+    problems: list[Problem] = []
+
+    def refuse(name: str, expected: str, remedy: str = REMEDY) -> None:
+        problems.append(Problem("input", stage="inputs", found=f"{PREFIX}{name} {settings[name]!r}", expected=expected, remedy=remedy))
+
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", settings["model"]):
+        refuse("model", "a repository such as Qwen/Qwen3.5-122B-A10B-FP8")
+    if not re.fullmatch(r"[a-zA-Z0-9][\w./:@-]*", settings["image"]):
+        refuse("image", "an image reference such as name:tag or name@sha256:...")
+    try:
+        network = ipaddress.IPv4Network(settings["fabric_subnet"], strict=False)
+        if network.prefixlen == 32:
+            refuse("fabric_subnet", "a subnet, not a single address, such as 192.168.200.0/24")
+    except ValueError:
+        refuse("fabric_subnet", "an IPv4 subnet in CIDR form, such as 192.168.200.0/24")
+    for name in ("api_port", "ray_port"):
+        if not 1024 <= settings[name] <= 65535:
+            refuse(name, "a port from 1024 to 65535")
+    for name in ("tensor_parallel", "pipeline_parallel", "gpus_per_node", "ray_num_cpus", "ready_timeout", "ray_timeout", "stop_timeout"):
+        if settings[name] < 1:
+            refuse(name, "1 or more")
+    if not 0.05 <= settings["gpu_memory_utilization"] <= 0.90:
+        refuse("gpu_memory_utilization", "0.05 to 0.90 (more pushes a unified-memory node over the edge, MEM-04)", "set 0.80 to 0.87")
+    for limit in settings["ulimits"]:
+        if not re.fullmatch(r"[a-z]+:-?\d+(:-?\d+)?", limit):
+            refuse("ulimits", "entries such as memlock:-1:-1 or nofile:65536:65536")
+            break
+    for key, value in settings["env"].items():
+        if re.search(r"TOKEN|SECRET|PASSWORD|API_KEY", str(key)):
+            refuse_secret = Problem(
+                "input",
+                stage="inputs",
+                found=f"{key} in spark_env",
+                expected="no secrets there: the environment is visible in docker inspect",
+                remedy="use spark_hf_token_file for a hub token",
+            )
+            problems.append(refuse_secret)
+        if key in ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME") and re.search(r"[\^=]", str(value)):
+            problems.append(
+                Problem(
+                    "input",
+                    stage="inputs",
+                    found=f"{key} {value!r} in spark_env",
+                    expected="plain interface names: Gloo and TensorPipe know no ^ and no =",
+                    remedy="leave it out; the collection sets the detected interface",
+                )
+            )
+    return problems
+
+
+def resolve(settings: dict[str, t.Any]) -> dict[str, t.Any]:
+    """Fills what depends on another input."""
+    return {**settings, "served_model_name": settings["served_model_name"] or settings["model"]}

@@ -1,0 +1,61 @@
+#!/usr/bin/python
+# Copyright (c) 2026 dgxspark.serving contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: serving_plan
+short_description: Compute what every node of the gang has to run, or say why it must not be tried
+version_added: 0.1.0
+description:
+  - A pure function of the inputs and the facts of all nodes, which the role C(preflight) has registered as C(preflight_inputs),
+    C(preflight_node) and C(preflight_fabric) on every host of the groups C(ray_head) and C(ray_workers).
+  - Runs on the controller; no node is contacted.
+  - Fails with the first problem of the node it runs for; what concerns the whole gang is told by the head.
+author:
+  - dgxspark.serving contributors (!UNKNOWN)
+extends_documentation_fragment:
+  - dgxspark.serving.attributes
+attributes:
+  check_mode:
+    support: full
+  diff_mode:
+    support: none
+    details: Nothing is changed.
+  idempotent:
+    support: full
+options:
+  image_fingerprint:
+    description: Fingerprint of the image that will run; empty takes that of the head.
+    type: str
+    default: ""
+  revision:
+    description: Commit of the snapshot that will be served; empty takes the one on the head.
+    type: str
+    default: ""
+  check:
+    description: Apply the rules. Off for a second look at facts that were checked before.
+    type: bool
+    default: true
+"""
+
+EXAMPLES = r"""
+- name: Compute the plan
+  dgxspark.serving.serving_plan:
+  register: preflight_planned
+"""
+
+RETURN = r"""
+plan:
+  description:
+    - Containers of every node (C(nodes.<name>.containers)), which of them run as planned already (C(in_place)), and what is in
+      sync over the gang.
+  returned: success
+  type: dict
+problem:
+  description: What is wrong, as C(id), C(node), C(stage), C(found), C(expected) and C(remedy).
+  returned: failure
+  type: dict
+"""

@@ -1,0 +1,62 @@
+#!/usr/bin/python
+# Copyright (c) 2026 dgxspark.serving contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: serving_settings
+short_description: Read and check the C(spark_*) inventory variables
+version_added: 0.1.0
+description:
+  - Collects every variable whose name begins with C(spark_), checks it against the specification of the role C(preflight)
+    (types, choices, defaults) and for values that cannot be meant. An unknown name is refused with the nearest known one.
+  - Runs on the controller; the node is not contacted.
+author:
+  - dgxspark.serving contributors (!UNKNOWN)
+extends_documentation_fragment:
+  - dgxspark.serving.attributes
+attributes:
+  check_mode:
+    support: full
+  diff_mode:
+    support: none
+    details: Nothing is changed.
+  idempotent:
+    support: full
+options: {}
+"""
+
+EXAMPLES = r"""
+- name: Check the inputs
+  dgxspark.serving.serving_settings:
+  register: preflight_inputs
+"""
+
+RETURN = r"""
+settings:
+  description: Every input with its default applied, names without the prefix C(spark_).
+  returned: success
+  type: dict
+  sample:
+    api_port: 30000
+    model: Qwen/Qwen3.5-122B-A10B-FP8
+gang:
+  description: All nodes of the groups C(ray_head) and C(ray_workers) with their fabric addresses, the head first.
+  returned: success
+  type: list
+  elements: dict
+  sample:
+    - node: spark-1
+      address: 192.168.200.12
+peers:
+  description: Fabric addresses of the other nodes.
+  returned: success
+  type: list
+  elements: str
+problem:
+  description: What is wrong, as C(id), C(node), C(stage), C(found), C(expected) and C(remedy).
+  returned: failure
+  type: dict
+"""
