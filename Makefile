@@ -1,0 +1,60 @@
+# Copyright (c) 2026 dgxspark.serving contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+#
+# Names for what is done often. Each line calls a script that also works by itself.
+
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+MAKEFLAGS += --no-print-directory
+
+# `make lab NODES=3` and `NODES=3 make lab` are the same.
+export NODES
+
+.PHONY: help setup demo lab lab-down lab-status test lint unit sanity artifact molecule bench format clean
+
+help: ## this list
+	@echo "make <target>:"
+	@sed -n 's/^\([a-z-]*\):[^#]*## /  \1\t/p' Makefile | expand -t 16
+
+demo: ## from nothing to an answer: the lab, playbooks/site.yml on it, a question to the model
+	@lab/demo
+
+lab: ## two simulated Sparks on this machine (NODES=3 for more); quick when they are up
+	@lab/lab up
+
+lab-down: ## remove them, and nothing else
+	@lab/lab down
+
+lab-status: ## what is up
+	@lab/lab status
+
+test: ## everything below: lint, unit, sanity, artifact, molecule
+	@scripts/ci
+
+lint: ## static checks: ruff, mypy, yamllint, ansible-lint
+	@scripts/lint
+
+unit: ## unit tests
+	@scripts/unit
+
+sanity: ## ansible-test sanity
+	@scripts/sanity
+
+artifact: ## build the collection, install it elsewhere, use it from there
+	@scripts/artifact
+
+molecule: ## every scenario on the lab
+	@scripts/molecule
+
+bench: ## how long things take on the lab
+	@lab/bench
+
+format: ## format the Python files
+	@scripts/format
+
+setup: ## the pinned tools in .venv (the targets above do it when needed)
+	@scripts/setup
+
+clean: ## remove what the checks made here (.venv, .cache); the lab stays
+	@rm -rf .venv .cache .ansible .mypy_cache .pytest_cache .ruff_cache tests/output dgxspark-serving-*.tar.gz
+	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

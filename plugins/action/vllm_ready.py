@@ -1,0 +1,96 @@
+# Copyright (c) 2026 dgxspark.serving contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""Runs the module vllm_ready in slices and shows one line per stage: the module decides, this shows."""
+
+from __future__ import annotations
+
+import time
+import typing as t
+
+from ansible.errors import AnsibleConnectionFailure
+from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+
+from ansible_collections.dgxspark.serving.plugins.module_utils._vllm import should_show
+
+display = Display()
+
+CONNECTION_LOST = ("connection closed", "connection reset", "broken pipe", "connection timed out", "connection to")
+
+
+def lost_connection(result: t.Mapping[str, t.Any]) -> bool:
+    """Whether a module result only says that the connection broke while it ran."""
+    if result.get("unreachable"):
+        return True
+    if not result.get("failed") or "problem" in result:
+        return False
+    text = f"{result.get('module_stderr', '')} {result.get('module_stdout', '')} {result.get('msg', '')}".lower()
+    return "traceback" not in text and any(sign in text for sign in CONNECTION_LOST)
+
+
+class ActionModule(ActionBase):
+    _supports_check_mode = True
+    TRANSFERS_FILES = False
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, t.Any] | None = None) -> dict[str, t.Any]:
+        super().run(tmp, task_vars)
+        task_vars = task_vars or {}
+        args = {key: value for key, value in self._task.args.items() if key != "state"}
+        args["node"] = args.get("node") or str(task_vars.get("inventory_hostname", ""))
+        if self._task.check_mode:
+            return self._execute_module(module_args=args, task_vars=task_vars)
+        return self._wait(args, task_vars, str(args["node"]))
+
+    def _wait(self, args: dict[str, t.Any], task_vars: dict[str, t.Any], node: str) -> dict[str, t.Any]:
+        grace = float(args.get("unreachable_grace", 60))
+        state: dict[str, t.Any] = {}
+        shown: dict[str, t.Any] = {"stage": "container", "at": 0.0}
+        begin = time.monotonic()
+        reached = begin
+        lost = 0
+        while True:
+            reason = ""
+            result: dict[str, t.Any] = {}
+            try:
+                result = self._execute_module(module_args={**args, "state": state}, task_vars=task_vars)
+                if lost_connection(result):
+                    reason = str(result.get("msg") or result.get("module_stderr") or "connection lost").strip()
+            except AnsibleConnectionFailure as exc:
+                reason = str(exc)
+            now = time.monotonic()
+            if reason:
+                lost += 1
+                if now - reached >= grace:
+                    return self._gone(node, reason, now - reached, state)
+                display.display(f"{node}: does not answer ({now - begin:.0f} s): {reason.splitlines()[0][:160]}")
+                self._reset()
+                time.sleep(min(2.0, grace))
+                continue
+            reached = now
+            if not result.get("pending"):
+                result.pop("state", None)
+                if lost:
+                    result["connection_losses"] = lost
+                return result
+            state = dict(result["state"])
+            if should_show(shown, state, now):
+                display.display(str(result["line"]))
+                shown = {"stage": state["stage"], "at": now}
+
+    def _reset(self) -> None:
+        """Let the next slice begin with a new connection."""
+        try:
+            self._connection.reset()
+        except Exception as exc:  # pylint: disable=broad-except # whatever a connection plugin raises: the next slice finds out
+            display.vvv(f"reset of the connection: {exc}")
+
+    @staticmethod
+    def _gone(node: str, reason: str, seconds: float, state: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
+        stage = str(state.get("stage", "container"))
+        found = f"the node did not answer for {seconds:.0f} s ({reason.strip()[:300]})"
+        remedy = "see whether the node is up and not out of memory; run the same play again: it attaches to what runs"
+        problem = {"id": "MEM-04", "node": node, "stage": stage, "found": found, "expected": "an answer over SSH", "remedy": remedy}
+        msg = f"{node}: {stage}: found {found}; expected an answer over SSH. Remedy: {remedy}"
+        return {"failed": True, "changed": False, "ready": False, "msg": msg, "problem": problem, "stages": list(state.get("stages", []))}

@@ -1,0 +1,467 @@
+# Copyright (c) 2026 dgxspark.serving contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""State of one model snapshot in a Hugging Face cache on this node: cheap (stat only), and the stamps of full verifications.
+
+PRIVATE to the collection. The layout is the documented one of huggingface_hub: ``<cache>/hub/models--org--name/{refs,blobs,snapshots}``; a blob is named
+by the sha256 of its content (LFS files, 64 hex digits) or by its git SHA-1 (40 hex digits), so every file can be checked without the hub.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pwd
+import re
+import stat
+import typing as t
+
+STAMP_DIR = "/var/lib/dgxspark-serving/snapshots"
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<index>\d{5,6})-of-(?P<count>\d{5,6})(?P<ext>\.[A-Za-z0-9.]+)")
+
+
+class Login(t.NamedTuple):
+    """The user who logged in (before sudo)."""
+
+    name: str
+    uid: int
+    gid: int
+    home: str
+
+
+def login_user(environ: t.Mapping[str, str] | None = None, getpwuid: t.Callable[[int], t.Any] = pwd.getpwuid) -> Login:
+    """Who owns files in a home directory: SUDO_UID when become is used, else the current user."""
+    env = os.environ if environ is None else environ
+    raw = env.get("SUDO_UID", "")
+    uid = int(raw) if raw.isdigit() and os.geteuid() == 0 else os.geteuid()
+    try:
+        entry = getpwuid(uid)
+    except KeyError:
+        return Login(str(uid), uid, os.getegid(), env.get("HOME", "/"))
+    return Login(entry.pw_name, entry.pw_uid, entry.pw_gid, entry.pw_dir)
+
+
+def resolve_cache_dir(cache_dir: str, login: Login | None = None) -> str:
+    """Absolute path of the cache on this node; ``~`` is the home of the login user on the node, never of root or of the controller (MOD-07)."""
+    path = cache_dir.strip()
+    if path == "~" or path.startswith("~/"):
+        path = (login or login_user()).home + path[1:]
+    elif path.startswith("~"):
+        path = os.path.expanduser(path)
+    return os.path.normpath(path) if path else ""
+
+
+def repo_folder(repo_id: str) -> str:
+    """``org/name`` -> ``models--org--name`` as huggingface_hub does."""
+    return "--".join(["models", *repo_id.split("/")])
+
+
+def repo_dir(cache_dir: str, repo_id: str) -> str:
+    """Directory of one model in the hub cache below ``cache_dir`` (= HF_HOME)."""
+    return os.path.join(cache_dir, "hub", repo_folder(repo_id))
+
+
+def blob_algo(blob: str) -> str:
+    """Which hash a blob name is: ``sha256`` (64 hex digits), ``git-sha1`` (40), else "" (not checkable by its name)."""
+    if re.fullmatch(r"[0-9a-f]{64}", blob):
+        return "sha256"
+    return "git-sha1" if _COMMIT.fullmatch(blob) else ""
+
+
+def manifest_digest(manifest: t.Iterable[t.Mapping[str, t.Any]]) -> str:
+    """sha256 of the canonical manifest: rows path, size, blob, algo, sorted by path. Equal manifests have equal digests on all nodes."""
+    rows = sorted([str(row["path"]), int(row["size"]), str(row["blob"]), str(row["algo"])] for row in manifest)
+    return hashlib.sha256(json.dumps(rows, separators=(",", ":")).encode()).hexdigest()
+
+
+def missing_shards(paths: t.Iterable[str]) -> list[str]:
+    """Names of a ``x-00001-of-00039.safetensors`` series that are not in ``paths`` (MOD-01), sorted."""
+    groups: dict[tuple[str, str, str], set[int]] = {}
+    for path in paths:
+        match = _SHARD.fullmatch(path)
+        if match:
+            groups.setdefault((match["stem"], match["count"], match["ext"]), set()).add(int(match["index"]))
+    missing = []
+    for (stem, count, ext), have in sorted(groups.items()):
+        width = len(count)
+        missing += [f"{stem}-{index:0{width}d}-of-{count}{ext}" for index in range(1, int(count) + 1) if index not in have]
+    return missing
+
+
+def resolve_revision(folder: str, revision: str) -> str | None:
+    """Commit of a branch, tag or commit as the cache knows it (refs/), None when it does not."""
+    if _COMMIT.fullmatch(revision):
+        return revision
+    if revision.startswith("/") or ".." in revision.split("/"):
+        return None
+    try:
+        with open(os.path.join(folder, "refs", revision), encoding="utf-8", errors="replace") as handle:
+            commit = handle.read(256).strip()
+    except OSError:
+        return None
+    return commit if _COMMIT.fullmatch(commit) else None
+
+
+def stamp_path(folder: str, commit: str, stamp_dir: str | None = None) -> str:
+    """Stamp file of one snapshot; the same model in two caches has two stamps."""
+    key = hashlib.sha256(os.path.abspath(folder).encode()).hexdigest()[:12]
+    return os.path.join(stamp_dir or STAMP_DIR, f"{os.path.basename(folder)}@{commit}@{key}.json")
+
+
+def read_stamp(path: str) -> dict[str, t.Any] | None:
+    """The stamp, None when there is none, it is not readable by us or damaged (then the files are verified again)."""
+    try:
+        with open(path, encoding="utf-8") as handle:
+            stamp = json.load(handle)
+    except (OSError, ValueError):
+        return None
+    if not isinstance(stamp, dict) or not isinstance(stamp.get("files"), list) or stamp.get("version") != 1:
+        return None
+    return stamp
+
+
+def write_stamp(
+    folder: str, commit: str, manifest: t.Sequence[t.Mapping[str, t.Any]], stamp_dir: str | None = None, **extra: t.Any
+) -> dict[str, t.Any]:
+    """Record that every file of ``manifest`` was just verified: size, mtime_ns and inode of each. Atomic; needs write access to the stamp dir."""
+    snapshot = os.path.join(folder, "snapshots", commit)
+    files = []
+    for row in manifest:
+        info = os.stat(os.path.join(snapshot, row["path"]))
+        files.append({**row, "mtime_ns": info.st_mtime_ns, "inode": info.st_ino})
+    stamp = {"version": 1, "snapshot": snapshot, "revision": commit, "manifest_digest": manifest_digest(manifest), "files": files, **extra}
+    path = stamp_path(folder, commit, stamp_dir)
+    for directory in (os.path.dirname(os.path.dirname(path)), os.path.dirname(path)):
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+    temp = f"{path}.{os.getpid()}.tmp"
+    with open(temp, "w", encoding="utf-8") as handle:
+        json.dump(stamp, handle, separators=(",", ":"))
+        handle.flush()
+        os.fsync(handle.fileno())
+    os.replace(temp, path)
+    return stamp
+
+
+def stamp_mismatch(stamp: t.Mapping[str, t.Any], snapshot: str) -> str | None:
+    """First file that is not as it was when it was verified ("x is gone", "x changed"), None when all are. Stats only."""
+    for row in stamp["files"]:
+        try:
+            info = os.stat(os.path.join(snapshot, row["path"]))
+        except OSError:
+            return f"{row['path']} is gone"
+        if (info.st_size, info.st_mtime_ns, info.st_ino) != (row["size"], row["mtime_ns"], row["inode"]):
+            return f"{row['path']} changed since it was verified"
+    return None
+
+
+def list_snapshot(snapshot: str) -> tuple[list[dict[str, t.Any]], list[str]]:
+    """What lies in a snapshot directory: ``(manifest rows, paths of links without a file)``. Stats and readlinks only."""
+    rows: list[dict[str, t.Any]] = []
+    dangling: list[str] = []
+    pending = [""]
+    while pending:
+        prefix = pending.pop()
+        with os.scandir(os.path.join(snapshot, prefix)) as entries:
+            for entry in entries:
+                path = prefix + entry.name
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append(path + "/")
+                    continue
+                try:
+                    info = entry.stat()
+                except OSError:
+                    dangling.append(path)
+                    continue
+                if not stat.S_ISREG(info.st_mode):
+                    continue
+                blob = os.path.basename(os.readlink(entry.path)) if entry.is_symlink() else ""
+                rows.append({"path": path, "size": info.st_size, "blob": blob, "algo": blob_algo(blob)})
+    return sorted(rows, key=lambda row: row["path"]), sorted(dangling)
+
+
+def _state(repo_id: str, commit: str | None, path: str, **over: t.Any) -> dict[str, t.Any]:
+    base: dict[str, t.Any] = {
+        "repo_id": repo_id,
+        "revision": commit,
+        "path": path,
+        "complete": False,
+        "reason": "",
+        "files": 0,
+        "bytes": 0,
+        "manifest_digest": "",
+        "verified": False,
+    }
+    return {**base, **over}
+
+
+def local_state(cache_dir: str, repo_id: str, revision: str, *, stamp_dir: str | None = None) -> dict[str, t.Any] | None:
+    """Cheap state of one snapshot on this node: stats and reads of small state files only, nothing is hashed, no hub is asked.
+
+    ``cache_dir`` is HF_HOME (``~`` = login user's home), ``revision`` a branch, tag or commit. ``complete`` without ``verified`` means: every link has
+    its file and no shard of a numbered series is missing. ``verified`` means: a full verification happened and no file changed since (size, mtime_ns,
+    inode). ``reason`` says why it is not complete. None when ``cache_dir`` is "" or does not exist. Never raises for what lies on the disk.
+    """
+    root = resolve_cache_dir(cache_dir)
+    if not root or not os.path.isdir(root):
+        return None
+    folder = repo_dir(root, repo_id)
+    commit = resolve_revision(folder, revision)
+    if commit is None:
+        why = f"revision '{revision}' is not in the cache" if os.path.isdir(folder) else "the model is not in the cache"
+        return _state(repo_id, None, "", reason=why)
+    snapshot = os.path.join(folder, "snapshots", commit)
+    stamp = read_stamp(stamp_path(folder, commit, stamp_dir))
+    changed = stamp_mismatch(stamp, snapshot) if stamp else None
+    if stamp and changed is None:
+        total = sum(row["size"] for row in stamp["files"])
+        digest = str(stamp.get("manifest_digest", ""))
+        return _state(repo_id, commit, snapshot, complete=True, verified=True, files=len(stamp["files"]), bytes=total, manifest_digest=digest)
+    try:
+        rows, dangling = list_snapshot(snapshot)
+    except OSError as exc:
+        return _state(repo_id, commit, snapshot, reason=f"no snapshot of {commit[:12]}: {exc.strerror}")
+    missing = missing_shards([row["path"] for row in rows] + dangling)
+    reason = ""
+    if dangling:
+        reason = f"{len(dangling)} links without a file, first {dangling[0]}"
+    elif missing:
+        reason = f"{len(missing)} shards are missing, first {missing[0]}"
+    elif not rows:
+        reason = "the snapshot is empty"
+    elif changed:
+        reason = changed
+    facts = {"files": len(rows), "bytes": sum(row["size"] for row in rows), "manifest_digest": manifest_digest(rows)}
+    return _state(repo_id, commit, snapshot, complete=not reason, reason=reason, **facts)
+
+
+# --- what is there, what is missing -------------------------------------------------------------------------------------------------------------------
+
+
+class Found(t.NamedTuple):
+    """Rows of a manifest sorted by what the disk says. ``good``: verified before and untouched; ``unknown``: right size, to be hashed; ``missing``."""
+
+    good: list[dict[str, t.Any]]
+    unknown: list[dict[str, t.Any]]
+    missing: list[dict[str, t.Any]]
+
+
+def _key(info: os.stat_result) -> tuple[int, int, int]:
+    return (info.st_ino, info.st_size, info.st_mtime_ns)
+
+
+def trusted_files(folder: str, stamp_dir: str | None = None) -> dict[tuple[int, int, int], str]:
+    """``(inode, size, mtime_ns) -> blob`` over the stamps of all revisions of one model: a new revision does not hash what an old one proved."""
+    trusted: dict[tuple[int, int, int], str] = {}
+    suffix = stamp_path(folder, "0" * 40, stamp_dir)[-18:]
+    directory = stamp_dir or STAMP_DIR
+    try:
+        names = os.listdir(directory)
+    except OSError:
+        return trusted
+    for name in names:
+        if not (name.startswith(os.path.basename(folder) + "@") and name.endswith(suffix)):
+            continue
+        for row in (read_stamp(os.path.join(directory, name)) or {"files": []})["files"]:
+            trusted[(row["inode"], row["size"], row["mtime_ns"])] = row["blob"]
+    return trusted
+
+
+def file_of(folder: str, commit: str, row: t.Mapping[str, t.Any]) -> str:
+    """Where the content of a row is now: through the snapshot when that has the right size, else the blob; the path need not exist."""
+    pointer = os.path.join(folder, "snapshots", commit, row["path"])
+    with_size = [pointer, os.path.join(folder, "blobs", row["blob"])]
+    for path in with_size:
+        try:
+            if os.stat(path).st_size == row["size"]:
+                return path
+        except OSError:
+            continue
+    return with_size[1]
+
+
+def look(folder: str, commit: str, rows: t.Iterable[t.Mapping[str, t.Any]], trusted: t.Mapping[tuple[int, int, int], str]) -> Found:
+    """Compare a manifest with the disk by stat only."""
+    found = Found([], [], [])
+    for item in rows:
+        row = dict(item)
+        try:
+            info = os.stat(file_of(folder, commit, row))
+        except OSError:
+            found.missing.append(row)
+            continue
+        if info.st_size != row["size"]:
+            found.missing.append(row)
+        elif trusted.get(_key(info)) == row["blob"]:
+            found.good.append(row)
+        else:
+            found.unknown.append(row)
+    return found
+
+
+def unique_blobs(rows: t.Iterable[t.Mapping[str, t.Any]]) -> list[dict[str, t.Any]]:
+    """One row per blob: two paths with equal content are copied once."""
+    return list({row["blob"]: dict(row) for row in rows}.values())
+
+
+def discard(folder: str, commit: str, row: t.Mapping[str, t.Any]) -> None:
+    """Remove a file whose content is wrong, and the link to it; the shared store's copy of it too (it is just as wrong)."""
+    pointer = os.path.join(folder, "snapshots", commit, row["path"])
+    blob = os.path.join(folder, "blobs", row["blob"])
+    real = os.path.realpath(file_of(folder, commit, row))
+    inside = os.path.realpath(os.path.dirname(folder)) + os.sep
+    for path in (pointer, blob, real):
+        if path == real and not real.startswith(inside):
+            continue
+        if os.path.lexists(path):
+            os.unlink(path)
+
+
+class Owner(t.NamedTuple):
+    """uid and gid that what we make belongs to."""
+
+    uid: int
+    gid: int
+
+
+def _give(path: str, owner: Owner, mode: int | None = None) -> None:
+    if os.geteuid() == 0:
+        os.chown(path, owner.uid, owner.gid, follow_symlinks=False)
+    if mode is not None and not os.path.islink(path):
+        os.chmod(path, mode)
+
+
+def _make_dirs(path: str, owner: Owner) -> None:
+    todo = []
+    while not os.path.isdir(path):
+        todo.append(path)
+        path = os.path.dirname(path)
+    for directory in reversed(todo):
+        os.mkdir(directory, 0o755)
+        _give(directory, owner, 0o755)
+
+
+def _link(root: str, top: str, blobs: str, row: t.Mapping[str, t.Any], owner: Owner) -> None:
+    """Atomic relative link below ``root`` as it will be when ``root`` is at ``top``."""
+    pointer = os.path.join(root, row["path"])
+    _make_dirs(os.path.dirname(pointer), owner)
+    text = os.path.relpath(os.path.join(blobs, row["blob"]), os.path.dirname(os.path.join(top, row["path"])))
+    temp = f"{pointer}.{os.getpid()}.tmp"
+    if os.path.lexists(temp):
+        os.unlink(temp)
+    os.symlink(text, temp)
+    _give(temp, owner)
+    os.replace(temp, pointer)
+
+
+def safe_path(path: str) -> bool:
+    """Whether a path of a manifest stays inside its snapshot."""
+    parts = path.split("/")
+    return bool(path) and not path.startswith("/") and "\0" not in path and not any(part in ("", ".", "..") for part in parts)
+
+
+def check_manifest(rows: t.Sequence[t.Mapping[str, t.Any]]) -> str | None:
+    """What is wrong with a manifest (None: nothing): it decides which names are written."""
+    if not rows:
+        return "it is empty"
+    for row in rows:
+        if not safe_path(str(row.get("path", ""))):
+            return f"'{row.get('path')}' is not a path inside a snapshot"
+        if blob_algo(str(row.get("blob", ""))) != row.get("algo") or not row.get("algo"):
+            return f"{row['path']}: '{row.get('blob')}' is not a {row.get('algo') or 'known'} name"
+        if not isinstance(row.get("size"), int) or row["size"] < 0:
+            return f"{row['path']}: no size"
+    if len({row["path"] for row in rows}) != len(rows):
+        return "a path is there twice"
+    return None
+
+
+def publish(folder: str, commit: str, rows: t.Sequence[t.Mapping[str, t.Any]], staging: str, owner: Owner) -> list[str]:
+    """Make ``snapshots/<commit>`` show every row; paths that were linked. All blobs must be in place.
+
+    A new snapshot is built in ``staging`` (same file system, outside hub/) and renamed, so nobody sees half of it; in an existing one each missing or
+    wrong link is replaced by rename.
+    """
+    top = os.path.join(folder, "snapshots", commit)
+    blobs = os.path.join(folder, "blobs")
+    if not os.path.isdir(top):
+        temp = os.path.join(staging, f"snapshot-{commit}-{os.getpid()}")
+        _make_dirs(temp, owner)
+        for row in rows:
+            _link(temp, top, blobs, row, owner)
+        _make_dirs(os.path.dirname(top), owner)
+        os.rename(temp, top)
+        return [str(row["path"]) for row in rows]
+    linked = []
+    for row in rows:
+        try:
+            right = os.stat(os.path.join(top, row["path"])).st_size == row["size"]
+        except OSError:
+            right = False
+        if right and os.path.islink(os.path.join(top, row["path"])):
+            right = os.path.basename(os.readlink(os.path.join(top, row["path"]))) == row["blob"]
+        if not right:
+            _link(top, top, blobs, row, owner)
+            linked.append(str(row["path"]))
+    return linked
+
+
+def read_ref(folder: str, ref: str) -> str:
+    """Commit a branch or tag points at in the cache, "" when unknown."""
+    return "" if _COMMIT.fullmatch(ref) else resolve_revision(folder, ref) or ""
+
+
+def write_ref(folder: str, ref: str, commit: str, owner: Owner) -> bool:
+    """Let ``refs/<ref>`` name ``commit`` (atomic, last step of a publication); True when it was different. A commit needs no ref."""
+    if not ref or _COMMIT.fullmatch(ref) or not safe_path(ref) or read_ref(folder, ref) == commit:
+        return False
+    path = os.path.join(folder, "refs", ref)
+    _make_dirs(os.path.dirname(path), owner)
+    temp = f"{path}.{os.getpid()}.tmp"
+    with open(temp, "w", encoding="ascii") as handle:
+        handle.write(commit)
+        handle.flush()
+        os.fsync(handle.fileno())
+    _give(temp, owner, 0o644)
+    os.replace(temp, path)
+    return True
+
+
+def repair_access(cache_dir: str, repo_id: str, owner: Owner) -> list[str]:
+    """Give what another user (root in a container, MOD-06) left of this model to the login user, readable for all; paths that were changed.
+
+    Only inside this model's folder, its lock folder and the two directories above; links are changed themselves, not what they point to.
+    """
+    folder = repo_dir(cache_dir, repo_id)
+    locks = os.path.join(os.path.dirname(folder), ".locks", os.path.basename(folder))
+    changed: list[str] = []
+
+    def fix(path: str) -> None:
+        info = os.lstat(path)
+        link = stat.S_ISLNK(info.st_mode)
+        want = (0o755 if stat.S_ISDIR(info.st_mode) else 0o644) | stat.S_IMODE(info.st_mode)
+        foreign = os.geteuid() == 0 and (info.st_uid, info.st_gid) != (owner.uid, owner.gid) and info.st_uid != owner.uid
+        if foreign or (not link and want != stat.S_IMODE(info.st_mode)):
+            _give(path, owner if foreign else Owner(info.st_uid, info.st_gid), None if link else want)
+            changed.append(path)
+
+    for top in (os.path.dirname(folder), os.path.dirname(locks)):
+        if os.path.isdir(top):
+            fix(top)
+    for top in (folder, locks):
+        for parent, dirs, names in os.walk(top):
+            fix(parent)
+            for name in names + [item for item in dirs if os.path.islink(os.path.join(parent, item))]:
+                fix(os.path.join(parent, name))
+    return changed
+
+
+def staging_dir(cache_dir: str, repo_id: str) -> str:
+    """Where parts of this model lie until they are whole: beside hub/ when that is the same file system, else hidden inside it."""
+    hub = os.path.join(cache_dir, "hub")
+    beside = os.path.join(cache_dir, ".dgxspark-sync", repo_folder(repo_id))
+    try:
+        same = os.stat(hub).st_dev == os.stat(cache_dir).st_dev
+    except OSError:
+        return beside
+    return beside if same else os.path.join(hub, ".dgxspark-sync", repo_folder(repo_id))

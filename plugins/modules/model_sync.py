@@ -1,0 +1,451 @@
+#!/usr/bin/python
+
+# Copyright (c) 2026 dgxspark.serving contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: model_sync
+short_description: Pull a verified model snapshot from the head
+version_added: 0.1.0
+author: dgxspark.serving contributors (!UNKNOWN)
+description:
+  - Runs on a worker. Compares the manifest of the head with the disk and pulls what is missing from a server that M(dgxspark.serving.sync_server)
+    started on the head, in several processes, biggest files first, hashing on the way.
+  - The manifest comes over Ansible's own connection and is the root of trust; the wire need not be. A wrong byte is noticed and fetched again.
+  - A file gets its final name only when it is whole and proven; the snapshot appears as a whole; the branch is switched last. What a broken run
+    left is continued.
+  - When nothing is missing and no file changed since it was verified, nothing is opened or hashed and no server is needed.
+extends_documentation_fragment:
+  - dgxspark.serving.attributes
+  - dgxspark.serving.attributes.node
+attributes:
+  check_mode:
+    support: full
+    details: Compares by size and earlier verification only; says how many files and bytes would be copied. Needs no server.
+  diff_mode:
+    support: full
+    details: Files, bytes and commit before and after.
+  idempotent:
+    support: full
+    details: Nothing is written when the snapshot is whole and verified.
+options:
+  repo_id:
+    description: The model, C(organisation/name).
+    type: str
+    required: true
+  revision:
+    description: The commit; RV(dgxspark.serving.hf_snapshot#module:snapshot.revision) of the head.
+    type: str
+    required: true
+  ref:
+    description: Branch or tag that shall name this commit in the cache; RV(dgxspark.serving.hf_snapshot#module:snapshot.ref). Empty for none.
+    type: str
+    default: ""
+  cache_dir:
+    description: C(HF_HOME) on this node. V(~) is the home of the login user, also with become. What is created belongs to that user.
+    type: str
+    default: ~/.cache/huggingface
+  manifest:
+    description: "Rows of C(path), C(size), C(blob), C(algo); RV(dgxspark.serving.hf_snapshot#module:manifest) of the head."
+    type: list
+    elements: dict
+    required: true
+  server:
+    description:
+      - Where to pull from; RV(dgxspark.serving.sync_server#module:server). Only needed when something is missing.
+    type: dict
+    suboptions:
+      address:
+        description: Fabric address of the head.
+        type: str
+        required: true
+      port:
+        description: Its port.
+        type: int
+        required: true
+      token:
+        description: Capability of this play.
+        type: str
+        required: true
+      url:
+        description: Not used here; accepted so that the whole result can be passed on.
+        type: str
+      bytes:
+        description: Not used here.
+        type: int
+      source:
+        description: Not used here.
+        type: str
+      manifest_digest:
+        description: Not used here.
+        type: str
+  processes:
+    description: Files that are pulled at the same time. V(0) means as many as there are cores, at most 8.
+    type: int
+    default: 0
+  verify:
+    description: V(stamp) hashes only files that were not verified before; V(full) hashes everything.
+    type: str
+    choices: [stamp, full]
+    default: stamp
+  timeout:
+    description: Seconds after which the whole copy is given up.
+    type: int
+    default: 7200
+  stall_timeout:
+    description: Seconds without a byte after which the copy is given up. Shorter breaks of the link are survived.
+    type: int
+    default: 60
+  min_free_bytes:
+    description: Bytes that must stay free on the disk beyond what is missing.
+    type: int
+    default: 1073741824
+"""
+
+EXAMPLES = r"""
+- name: Pull the model from the head
+  dgxspark.serving.model_sync:
+    repo_id: "{{ hostvars['spark-1'].model.snapshot.repo_id }}"
+    revision: "{{ hostvars['spark-1'].model.snapshot.revision }}"
+    ref: "{{ hostvars['spark-1'].model.snapshot.ref }}"
+    manifest: "{{ hostvars['spark-1'].model.manifest }}"
+    server: "{{ hostvars['spark-1'].server }}"
+  become: true
+"""
+
+RETURN = r"""
+snapshot:
+  description: "The snapshot on this node: C(repo_id), C(revision), C(ref), C(path), C(cache_dir), C(files), C(bytes), C(verified)."
+  returned: always
+  type: dict
+manifest_digest:
+  description: sha256 of the manifest.
+  returned: always
+  type: str
+missing:
+  description: C(files) and C(bytes) that were missing on this node before the run.
+  returned: always
+  type: dict
+files:
+  description: Files of the snapshot.
+  returned: always
+  type: int
+bytes:
+  description: Their size.
+  returned: always
+  type: int
+bytes_transferred:
+  description: Bytes that crossed the wire in this run (less than missing when an earlier run was continued).
+  returned: always
+  type: int
+hashed:
+  description: Files that were read and hashed because they had not been verified before.
+  returned: always
+  type: int
+seconds:
+  description: Duration of the copy.
+  returned: always
+  type: float
+rate:
+  description: Bytes per second of the copy.
+  returned: always
+  type: int
+method:
+  description: V(http) or V(none).
+  returned: always
+  type: str
+actions:
+  description: What was or would be done.
+  returned: always
+  type: list
+  elements: str
+problem:
+  description: The failure as data (C(id), C(node), C(stage), C(found), C(expected), C(remedy)).
+  returned: failure
+  type: dict
+"""
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import typing as t
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.dgxspark.serving.plugins.module_utils import _snapshot, _transfer
+from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
+
+STAGE = "model_sync"
+RUN_DIR = "/run/dgxspark-serving"
+
+
+class ModelSync:
+    """State of one run."""
+
+    def __init__(self, module: AnsibleModule, result: dict[str, t.Any], stamp_dir: str | None = None, run_dir: str = RUN_DIR) -> None:
+        self.module = module
+        self.params: dict[str, t.Any] = module.params
+        self.result = result
+        self.stamp_dir = stamp_dir
+        self.run_dir = run_dir
+        self.node: str = self.params["node"]
+        self.login = _snapshot.login_user()
+        self.owner = _snapshot.Owner(self.login.uid, self.login.gid)
+        self.cache = _snapshot.resolve_cache_dir(self.params["cache_dir"], self.login)
+        self.repo: str = self.params["repo_id"]
+        self.commit: str = self.params["revision"]
+        self.folder = _snapshot.repo_dir(self.cache, self.repo)
+        self.processes: int = self.params["processes"] or _transfer.default_processes()
+        self.rows: list[dict[str, t.Any]] = []
+
+    def problem(self, ident: str, found: str, expected: str, remedy: str) -> Problem:
+        """A Problem of this module."""
+        return Problem(ident, node=self.node, stage=STAGE, found=found, expected=expected, remedy=remedy)
+
+    def run(self) -> None:
+        """The whole module; fills ``result``."""
+        if self.module.check_mode and not self.params["manifest"]:
+            self.result["changed"] = True
+            self.result["actions"].append(f"would copy {self.repo} from the head; its files are not known yet")
+            return
+        self._check_input()
+        if self._stamped():
+            self.result["snapshot"]["verified"] = True
+            return
+        guard: t.Any = contextlib.nullcontext()
+        if not self.module.check_mode:
+            lock = os.path.join(self.run_dir, f"model-{hashlib.sha256(self.folder.encode()).hexdigest()[:12]}.lock")
+            guard = _transfer.exclusive(lock, self.params["timeout"], node=self.node, stage=STAGE, what=self.repo)
+        with guard:
+            missing = self._sort_out()
+            if self.module.check_mode:
+                self._predict(missing)
+                return
+            if missing:
+                self._pull(missing)
+            self._publish()
+
+    def _check_input(self) -> None:
+        if not re.fullmatch(r"[0-9a-f]{40}", self.commit):
+            found = f"revision '{self.commit}'"
+            raise self.problem("sync-input", found, "a commit (40 hex digits)", "pass snapshot.revision of hf_snapshot, not a branch")
+        for row in self.params["manifest"]:
+            with contextlib.suppress(KeyError, TypeError, ValueError):
+                self.rows.append({"path": str(row["path"]), "size": int(row["size"]), "blob": str(row["blob"]), "algo": str(row["algo"])})
+        wrong = _snapshot.check_manifest(self.rows)
+        if not wrong and len(self.rows) != len(self.params["manifest"]):
+            wrong = "a row lacks path, size, blob or algo"
+        if wrong or not _snapshot.safe_path(self.repo):
+            raise self.problem("sync-input", f"the manifest of '{self.repo}': {wrong or 'bad name'}", "the manifest of hf_snapshot", "pass it unchanged")
+        total = sum(row["size"] for row in self.rows)
+        self.result.update(files=len(self.rows), bytes=total, manifest_digest=_snapshot.manifest_digest(self.rows))
+        self.result["snapshot"].update(path=os.path.join(self.folder, "snapshots", self.commit), files=len(self.rows), bytes=total)
+
+    def _stamped(self) -> bool:
+        """Whole, verified and untouched: nothing to do."""
+        if self.params["verify"] == "full":
+            return False
+        stamp = _snapshot.read_stamp(_snapshot.stamp_path(self.folder, self.commit, self.stamp_dir))
+        if not stamp or stamp.get("manifest_digest") != self.result["manifest_digest"]:
+            return False
+        if _snapshot.stamp_mismatch(stamp, os.path.join(self.folder, "snapshots", self.commit)):
+            return False
+        ref = self.params["ref"]
+        return not ref or ref == self.commit or _snapshot.read_ref(self.folder, ref) == self.commit
+
+    def _sort_out(self) -> list[dict[str, t.Any]]:
+        """Rows to pull (one per blob). Unknown files are hashed, wrong ones removed; in check mode unknown ones count as good."""
+        trusted = {} if self.params["verify"] == "full" else _snapshot.trusted_files(self.folder, self.stamp_dir)
+        found = _snapshot.look(self.folder, self.commit, self.rows, trusted)
+        missing = list(found.missing)
+        if found.unknown and not self.module.check_mode:
+            unique = _snapshot.unique_blobs(found.unknown)
+            jobs = [(_snapshot.file_of(self.folder, self.commit, row), row["algo"]) for row in unique]
+            digests = _transfer.hash_many(jobs, self.processes, timeout=self.params["timeout"], node=self.node, stage=STAGE)
+            wrong = {row["blob"] for row, digest in zip(unique, digests) if digest != row["blob"]}
+            self.result["hashed"] = len(unique)
+            self.result["actions"].append(f"verified {len(unique)} files by hash, {len(wrong)} were wrong")
+            for row in found.unknown:
+                if row["blob"] in wrong:
+                    _snapshot.discard(self.folder, self.commit, row)
+                    missing.append(row)
+        unique_missing = _snapshot.unique_blobs(missing)
+        self.result["missing"] = {"files": len(unique_missing), "bytes": sum(row["size"] for row in unique_missing)}
+        return unique_missing
+
+    def _predict(self, missing: list[dict[str, t.Any]]) -> None:
+        self._check_space(missing)
+        if missing:
+            size = _transfer.human(self.result["missing"]["bytes"])
+            self.result["actions"].append(f"would copy {len(missing)} files ({size}) of {self.repo} at {self.commit[:12]} from the head")
+        top = os.path.join(self.folder, "snapshots", self.commit)
+        unlinked = [row for row in self.rows if not os.path.lexists(os.path.join(top, row["path"]))]
+        ref = self.params["ref"]
+        moved = bool(ref) and ref != self.commit and _snapshot.read_ref(self.folder, ref) != self.commit
+        self.result["changed"] = bool(missing or unlinked or moved)
+
+    def _check_space(self, missing: list[dict[str, t.Any]]) -> None:
+        staging = _snapshot.staging_dir(self.cache, self.repo)
+        needed = sum(max(0, row["size"] - self._part_size(staging, row)) for row in missing)
+        what = f"{self.repo} ({len(missing)} files)"
+        hub = os.path.join(self.cache, "hub")
+        _transfer.check_space(hub, needed, self.params["min_free_bytes"], node=self.node, stage=STAGE, problem="disk-model", what=what, factor=1.05)
+
+    @staticmethod
+    def _part_size(staging: str, row: dict[str, t.Any]) -> int:
+        try:
+            return os.stat(os.path.join(staging, row["blob"] + _transfer.PART)).st_size
+        except OSError:
+            return 0
+
+    def _pull(self, missing: list[dict[str, t.Any]]) -> None:
+        server = self.params["server"]
+        if not server:
+            raise self.problem(
+                "sync-no-server",
+                f"{len(missing)} files ({_transfer.human(self.result['missing']['bytes'])}) of {self.repo} are missing and no server was given",
+                "server of sync_server on the head",
+                "start it first (role model_sync does)",
+            )
+        self._check_space(missing)
+        uid, gid = self.owner
+        _transfer.make_dirs(os.path.join(self.cache, "hub"), uid, gid)
+        staging = _snapshot.staging_dir(self.cache, self.repo)
+        blobs = os.path.join(self.folder, "blobs")
+        for path in (staging, blobs):
+            _transfer.make_dirs(path, uid, gid)
+        self._clean(staging, {row["blob"] for row in missing})
+        for row in missing:
+            # a link into the shared store whose file is gone, or a file of a wrong size, would be in the way or be written through
+            path = os.path.join(blobs, row["blob"])
+            if os.path.lexists(path):
+                os.unlink(path)
+        stats = _transfer.pull_blobs(
+            missing,
+            _transfer.Source(server["address"], server["port"], server["token"]),
+            _transfer.Target(staging, blobs, uid, gid),
+            processes=self.processes,
+            timeout=self.params["timeout"],
+            stall=self.params["stall_timeout"],
+            node=self.node,
+        )
+        seconds = max(stats["seconds"], 0.001)
+        rate = int(stats["bytes_transferred"] / seconds)
+        self.result.update(changed=True, method="http", bytes_transferred=stats["bytes_transferred"], seconds=round(seconds, 3), rate=rate)
+        self.result["actions"].append(f"copied {len(missing)} files ({_transfer.human(stats['bytes_transferred'])}) from the head, {_transfer.human(rate)}/s")
+
+    @staticmethod
+    def _clean(staging: str, wanted: set[str]) -> None:
+        """Remove what no manifest wants any more; parts of this manifest are continued."""
+        for name in os.listdir(staging):
+            path = os.path.join(staging, name)
+            if os.path.isdir(path):
+                shutil.rmtree(path, ignore_errors=True)
+            elif name[: -len(_transfer.PART)] not in wanted:
+                os.unlink(path)
+
+    def _publish(self) -> None:
+        staging = _snapshot.staging_dir(self.cache, self.repo)
+        linked = _snapshot.publish(self.folder, self.commit, self.rows, staging, self.owner)
+        if linked:
+            self.result["changed"] = True
+            self.result["actions"].append(f"linked {len(linked)} files in the snapshot {self.commit[:12]}")
+        if self.params["ref"] and _snapshot.write_ref(self.folder, self.params["ref"], self.commit, self.owner):
+            self.result["changed"] = True
+            self.result["actions"].append(f"{self.params['ref']} now is {self.commit[:12]}")
+        repaired = _snapshot.repair_access(self.cache, self.repo, self.owner)
+        if repaired:
+            self.result["actions"].append(f"repaired owner or mode of {len(repaired)} paths of the cache (user {self.login.name})")
+        _snapshot.write_stamp(self.folder, self.commit, self.rows, self.stamp_dir, patterns=None)
+        self.result["snapshot"]["verified"] = True
+        shutil.rmtree(staging, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            os.rmdir(os.path.dirname(staging))
+
+
+def argument_spec() -> dict[str, t.Any]:
+    """Options of the module."""
+    server = {
+        "address": {"type": "str", "required": True},
+        "port": {"type": "int", "required": True},
+        "token": {"type": "str", "required": True, "no_log": True},
+        "url": {"type": "str"},
+        "bytes": {"type": "int"},
+        "source": {"type": "str"},
+        "manifest_digest": {"type": "str"},
+    }
+    return {
+        "node": {"type": "str", "default": ""},
+        "repo_id": {"type": "str", "required": True},
+        "revision": {"type": "str", "required": True},
+        "ref": {"type": "str", "default": ""},
+        "cache_dir": {"type": "str", "default": "~/.cache/huggingface"},
+        "manifest": {"type": "list", "elements": "dict", "required": True},
+        "server": {"type": "dict", "options": server},
+        "processes": {"type": "int", "default": 0},
+        "verify": {"type": "str", "choices": ["stamp", "full"], "default": "stamp"},
+        "timeout": {"type": "int", "default": 7200},
+        "stall_timeout": {"type": "int", "default": 60},
+        "min_free_bytes": {"type": "int", "default": 1073741824},
+    }
+
+
+def new_result(params: dict[str, t.Any], cache: str) -> dict[str, t.Any]:
+    """The result before anything happened."""
+    snapshot = {"repo_id": params["repo_id"], "revision": params["revision"], "ref": params["ref"], "path": "", "cache_dir": cache}
+    return {
+        "changed": False,
+        "snapshot": {**snapshot, "files": 0, "bytes": 0, "verified": False},
+        "manifest_digest": "",
+        "missing": {"files": 0, "bytes": 0},
+        "files": 0,
+        "bytes": 0,
+        "bytes_transferred": 0,
+        "hashed": 0,
+        "seconds": 0.0,
+        "rate": 0,
+        "method": "none",
+        "actions": [],
+    }
+
+
+def set_diff(result: dict[str, t.Any], before: dict[str, t.Any] | None) -> None:
+    """before/after of the snapshot for --diff."""
+    old = {key: (before or {}).get(key) for key in ("revision", "files", "bytes", "verified", "complete")}
+    if result["changed"]:
+        new = {"revision": result["snapshot"]["revision"], "files": result["files"], "bytes": result["bytes"], "verified": True, "complete": True}
+        result["diff"] = {"before": old, "after": new}
+    else:
+        result["diff"] = {"before": old, "after": old}
+
+
+def main() -> None:
+    """Thin: options in, result out."""
+    module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
+    cache = _snapshot.resolve_cache_dir(module.params["cache_dir"])
+    result = new_result(module.params, cache)
+    before = _snapshot.local_state(cache, module.params["repo_id"], module.params["ref"] or module.params["revision"])
+    problem: Problem | None = None
+    try:
+        ModelSync(module, result).run()
+    except Problem as exc:
+        problem = exc
+    except OSError as exc:
+        text = f"{exc.filename or cache}: {exc.strerror}"
+        remedy = "run the task with become, and check this path"
+        problem = Problem("cache-access", node=module.params["node"], stage=STAGE, found=text, expected="a cache this module may write", remedy=remedy)
+    except RuntimeError as exc:
+        remedy = "run again (what arrived is reused); if it stays, look at dmesg for out of memory"
+        problem = Problem("sync-process", node=module.params["node"], stage=STAGE, found=str(exc), expected="transfer processes that live", remedy=remedy)
+    set_diff(result, before)
+    if problem:
+        module.fail_json(msg=problem.msg, problem=problem.as_dict(), **{**result, "changed": False})
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()

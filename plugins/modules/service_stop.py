@@ -1,0 +1,515 @@
+#!/usr/bin/python
+
+# Copyright (c) 2026 dgxspark.serving contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: service_stop
+short_description: Stop the services that were named, prove that they are gone, and bring them back
+version_added: 0.1.0
+description:
+  - Stops the named containers, compose projects and systemd units that run on a node, each with the tool that it belongs to, waits until they are gone, and proves that
+    O(ports) are free on every address and that their GPU processes ended.
+  - What is not named is never stopped. When something else holds one of O(ports), it fails before it stops anything.
+  - Everything that is needed to start it again is written to O(record) before each stop, so that an interrupted run loses nothing.
+author:
+  - dgxspark.serving contributors (!UNKNOWN)
+extends_documentation_fragment:
+  - dgxspark.serving.attributes
+  - dgxspark.serving.attributes.node
+attributes:
+  check_mode:
+    support: full
+    details:
+      - Says what would be stopped or started; whether it then really ends in time cannot be known.
+  diff_mode:
+    support: full
+  idempotent:
+    support: full
+options:
+  state:
+    description:
+      - V(stopped) stops what runs of the named services.
+      - V(restored) starts again what O(record) names, waits until it listens as it did before, and removes the record.
+      - V(forgotten) keeps the record as C(stopped.last.json) beside it, because the new service is proven.
+    type: str
+    choices: [stopped, restored, forgotten]
+    default: stopped
+  containers:
+    description:
+      - Names of containers. One that does not exist or does not run is fine.
+    type: list
+    elements: str
+    default: []
+  units:
+    description:
+      - Names of systemd units, with or without C(.service). They are stopped, not disabled.
+    type: list
+    elements: str
+    default: []
+  compose_projects:
+    description:
+      - Names of compose projects.
+    type: list
+    elements: str
+    default: []
+  ports:
+    description:
+      - TCP ports that must be free on every address afterwards. A port that a container of this collection holds counts as free.
+    type: list
+    elements: int
+    default: []
+  timeout:
+    description:
+      - Seconds that a service has to end by itself before it is killed.
+    type: int
+    default: 60
+  start_timeout:
+    description:
+      - With O(state=restored), seconds until what was started must listen again. A model that has to be loaded may need many minutes.
+    type: int
+    default: 900
+  record:
+    description:
+      - Where to write down what was stopped. Kept readable for root only.
+    type: path
+    default: /var/lib/dgxspark-serving/stopped.json
+"""
+
+EXAMPLES = r"""
+- name: Stop the old service
+  dgxspark.serving.service_stop:
+    containers: [sglang_node]
+    units: [ollama]
+    ports: [30000]
+
+- name: Bring it back
+  dgxspark.serving.service_stop:
+    state: restored
+
+- name: Forget it, the new one is proven
+  dgxspark.serving.service_stop:
+    state: forgotten
+"""
+
+RETURN = r"""
+actions:
+  description: What was or would be done, in sentences.
+  returned: always
+  type: list
+  elements: str
+stopped:
+  description: What was or would be stopped.
+  returned: with O(state=stopped)
+  type: list
+  elements: dict
+restored:
+  description: What was or would be started again.
+  returned: with O(state=restored)
+  type: list
+  elements: dict
+record:
+  description: The record as it is now; V(none) when there is none.
+  returned: always
+  type: dict
+memory:
+  description: Available memory in bytes.
+  returned: always
+  type: dict
+  contains:
+    before:
+      description: Before the module did anything.
+      type: int
+    after:
+      description: When it was done.
+      type: int
+warnings_list:
+  description: What is worth knowing, such as a container that cannot be brought back because it removes itself.
+  returned: always
+  type: list
+  elements: str
+elapsed:
+  description: Seconds of the whole run.
+  returned: always
+  type: float
+problem:
+  description: Id, node, stage, found, expected and remedy of a failure.
+  returned: failure
+  type: dict
+"""
+
+import json
+import os
+import re
+import tempfile
+import time
+import typing as t
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.dgxspark.serving.plugins.module_utils import _containers, _diagnosis, _tenants
+from ansible_collections.dgxspark.serving.plugins.module_utils._containers import Docker, DockerError
+from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
+from ansible_collections.dgxspark.serving.plugins.module_utils._wait import Run, bounded, clock, timed_out
+
+
+def read_text(path: str) -> str:
+    """The text of a file, "" when it cannot be read (a process that ended meanwhile)."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as stream:
+            return stream.read()
+    except OSError:
+        return ""
+
+
+def write_atomic(path: str, text: str) -> None:
+    """All or nothing, on disk before it returns; directory 0700, file 0600."""
+    folder = os.path.dirname(path) or "."
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=".stopped.", dir=folder)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    folder_handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(folder_handle)
+    finally:
+        os.close(folder_handle)
+
+
+class Node:
+    """What runs and listens on this node now, in the shape of node_info (only what is needed here)."""
+
+    def __init__(self, run: Run, read: t.Callable[[str], str] = read_text) -> None:
+        self.run = run
+        self.read = read
+        self.docker = Docker(run)
+
+    def observe(self, units: t.Sequence[str], all_containers: bool = True) -> dict[str, t.Any]:
+        containers = self._containers() if all_containers else []
+        by_id = {c["id"]: c["name"] for c in containers}
+        listeners = []
+        for entry in self.listeners():
+            owner, unit = self.owner(entry["pid"])
+            listeners.append({**entry, "container": by_id.get(owner or ""), "unit": None if by_id.get(owner or "") else unit, "user": self.user(entry["pid"])})
+        shown = self.units(units)
+        return {
+            "containers": containers,
+            "listeners": listeners,
+            "unit_states": {name: values.get("ActiveState", "") for name, values in shown.items()},
+            "unit_enabled": {name: values.get("UnitFileState", "") for name, values in shown.items()},
+        }
+
+    def _containers(self) -> list[dict[str, t.Any]]:
+        try:
+            return self.docker.all()
+        except DockerError as exc:
+            if "is not there" in str(exc):
+                return []
+            raise
+
+    def listeners(self) -> list[dict[str, t.Any]]:
+        dummy, out, dummy2 = self.run(["ss", "-H", "-t", "-l", "-n", "-p"], timeout=10)
+        return _containers.parse_ss(out)
+
+    def owner(self, pid: int | None) -> tuple[str | None, str | None]:
+        return _containers.owner_of_cgroup(self.read(f"/proc/{pid}/cgroup")) if pid else (None, None)
+
+    def user(self, pid: int | None) -> str | None:
+        found = re.search(r"^Uid:\s+(\d+)", self.read(f"/proc/{pid}/status"), re.MULTILINE) if pid else None
+        if not found:
+            return None
+        for line in self.read("/etc/passwd").splitlines():
+            fields = line.split(":")
+            if len(fields) > 2 and fields[2] == found.group(1):
+                return fields[0]
+        return found.group(1)
+
+    def units(self, names: t.Sequence[str]) -> dict[str, dict[str, str]]:
+        if not names:
+            return {}
+        wanted = [_tenants.unit_name(name) for name in names]
+        dummy, out, dummy2 = self.run(["systemctl", "show", "-p", "Id,LoadState,ActiveState,UnitFileState", "--", *wanted], timeout=15)
+        return _tenants.parse_units(out)
+
+    def gpu_pids(self, items: t.Sequence[t.Mapping[str, t.Any]], containers: t.Sequence[t.Mapping[str, t.Any]]) -> dict[int, str]:
+        """The GPU processes that belong to what will be stopped: {pid: name}."""
+        rc, out, dummy = self.run(["nvidia-smi", "--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader,nounits"], timeout=20)
+        if rc != 0 or not items:
+            return {}
+        names = {name for item in items for name in item["containers"]}
+        ids = {c["id"] for c in containers if c["name"] in names}
+        units = {item["name"] for item in items if item["kind"] == "unit"}
+        result = {}
+        for process in _containers.parse_gpu_processes(out):
+            container, unit = self.owner(process["pid"])
+            if container in ids or unit in units:
+                result[process["pid"]] = process["name"]
+        return result
+
+    def memory(self) -> int:
+        """MemAvailable in bytes (0 when it is not known)."""
+        found = re.search(r"^MemAvailable:\s+(\d+) kB", self.read("/proc/meminfo"), re.MULTILINE)
+        return int(found.group(1)) * 1024 if found else 0
+
+
+class Service:
+    def __init__(self, params: dict[str, t.Any], node: Node, check_mode: bool, result: dict[str, t.Any]) -> None:
+        self.p = params
+        self.node = node
+        self.check_mode = check_mode
+        self.result = result
+        self.record = self.load()
+        result["record"] = self.record
+
+    # -- the record
+
+    def load(self) -> dict[str, t.Any] | None:
+        text = self.node.read(self.p["record"])
+        if not text:
+            return None
+        try:
+            record = json.loads(text)
+            if not isinstance(record.get("stopped"), list):
+                raise ValueError("no list of what was stopped")
+        except (ValueError, AttributeError) as exc:
+            raise self.problem("record-unreadable", f"{self.p['record']}: {exc}", "a record of this collection", "move the file away; what it named must be started by hand") from exc
+        return dict(record)
+
+    def save(self, record: dict[str, t.Any]) -> None:
+        self.record = self.result["record"] = record
+        if not self.check_mode:
+            write_atomic(self.p["record"], json.dumps(record, indent=1, sort_keys=True) + "\n")
+
+    def problem(self, ident: str, found: str, expected: str, remedy: str, **details: t.Any) -> Problem:
+        return Problem(ident, node=self.p["node"], stage="stop" if self.p["state"] == "stopped" else "restore", found=found, expected=expected, remedy=remedy, **details)
+
+    # -- stopped
+
+    def stop(self) -> None:
+        wanted = {key: self.p[key] for key in ("containers", "units", "compose_projects")}
+        seen = self.node.observe(self.p["units"])
+        refused = _tenants.refusal([c for c in _tenants.claims(seen, wanted, self.p["ports"]) if c["ports"]], self.p["node"], "stop")
+        if refused:
+            raise refused
+        items = _tenants.stop_plan(seen, wanted)
+        self.result["stopped"] = items
+        self.result["diff"] = _diff(items, "running", "stopped")
+        if not items:
+            return
+        self.result["changed"] = True
+        for item in items:
+            if item.get("auto_remove"):
+                self.result["warnings_list"].append(f"{item['kind']} {item['name']} removes itself when it stops (--rm): it cannot be brought back")
+        pids = self.node.gpu_pids(items, seen["containers"])
+        for item in items:
+            self._stop_one(item)
+        if not self.check_mode:
+            self._prove(items, pids)
+            if self.record:
+                self.save({**self.record, "memory_after": self.node.memory()})
+
+    def _stop_one(self, item: dict[str, t.Any]) -> None:
+        places = ", ".join(_tenants.where(p["address"], p["port"]) for p in item["ports"])
+        self.result["actions"].append(f"stop {item['kind'].replace('_', ' ')} {item['name']}{f' ({places})' if places else ''}")
+        if self.check_mode:
+            return
+        entry = {**item, "stopped_at": round(time.time(), 1), "memory_before": self.node.memory()}
+        before = (self.record or {}).get("memory_before") or entry["memory_before"]
+        self.save(_tenants.merge_record(self.record, entry, node=self.p["node"], memory_before=before))
+        grace = self.p["timeout"]
+        if item["kind"] == "unit":
+            rc, dummy, err = self.node.run(["systemctl", "stop", "--", item["name"]], timeout=grace + 60)
+        elif item["kind"] == "compose_project" and self._compose("stop", item["name"], "-t", str(grace), timeout=grace + 60):
+            return
+        else:
+            rc, err = 0, ""
+            for name in item["containers"]:
+                rc, dummy, err = self.node.docker.stop(name, grace)
+                if rc and _containers.NO_SUCH.search(err):
+                    rc = 0
+                if rc:
+                    break
+        if rc:
+            what = f"{item['kind'].replace('_', ' ')} {item['name']}"
+            said = "it did not end in time" if timed_out(rc) else " ".join(err.split())[-300:] or f"code {rc}"
+            raise self.problem("stop-failed", f"{what} would not stop: {said}", f"it to end within {grace} s", "stop it by hand and run again", rc=rc)
+
+    def _compose(self, verb: str, project: str, *args: str, timeout: float) -> bool:
+        """``docker compose`` where it is there; False: the containers of the project have to be handled one by one."""
+        rc, dummy, dummy2 = self.node.run(["docker", "compose", "-p", project, verb, *args], timeout=timeout)
+        return rc == 0
+
+    def _prove(self, items: list[dict[str, t.Any]], pids: dict[int, str]) -> None:
+        """Wait until nothing of it runs, the ports are free on every address and its GPU processes ended."""
+        wanted = {key: self.p[key] for key in ("containers", "units", "compose_projects")}
+        left: list[dict[str, t.Any]] = []
+        held: list[dict[str, t.Any]] = []
+        alive: dict[int, str] = {}
+        for dummy in clock(self.p["timeout"] + 15, 0.3):
+            seen = self.node.observe(self.p["units"])
+            left = _tenants.stop_plan(seen, wanted)
+            for item in left:  # a member that compose left running, or that came up meanwhile
+                for name in item["containers"]:
+                    self.node.docker.stop(name, self.p["timeout"])
+            held = [c for c in _tenants.claims(seen, wanted, self.p["ports"]) if c["ports"] and c["action"] != "ours"]
+            alive = {pid: name for pid, name in pids.items() if self.node.read(f"/proc/{pid}/cgroup")}
+            if not left and not held and not alive:
+                return
+        if left:
+            names = ", ".join(f"{i['kind'].replace('_', ' ')} {i['name']}" for i in left)
+            raise self.problem("stop-failed", f"{names} still runs, or came back", "it to stay stopped", "find what starts it again (a unit, a cron job, another tool) and name that in spark_stop")
+        if held:
+            text = "; ".join(_tenants.describe(c) for c in held)
+            raise self.problem("port-held", f"still {text}", "the ports to be free on every address", "stop it by hand, or name it in spark_stop", claims=held)
+        names = ", ".join(f"{name} (pid {pid})" for pid, name in alive.items())
+        raise self.problem("gpu-held", f"GPU process {names} still runs", "it to end with its service", "end it by hand; a reboot frees what a dead process leaked")
+
+    # -- restored
+
+    def restore(self) -> None:
+        record = self.record
+        items = list(reversed((record or {}).get("stopped", [])))
+        self.result["restored"] = items
+        self.result["diff"] = _diff(items, "stopped", "running")
+        if record is None:
+            return
+        self.result["changed"] = True
+        problems = []
+        for item in items:
+            self.result["actions"].append(f"start {item['kind'].replace('_', ' ')} {item['name']}")
+            if self.check_mode:
+                continue
+            try:
+                self._start_one(item)
+            except Problem as problem:
+                problems.append(problem)
+        if not self.check_mode:
+            for item in items:
+                if not any(p.details.get("item") == item["name"] for p in problems):
+                    try:
+                        self._await(item)
+                    except Problem as problem:
+                        problems.append(problem)
+            if problems:
+                others = "; ".join(p.found for p in problems[1:])
+                first = problems[0]
+                raise self.problem(first.id, first.found + (f"; also {others}" if others else ""), first.expected, first.remedy, **first.details)
+            os.unlink(self.p["record"])
+        self.record = self.result["record"] = None
+
+    def _start_one(self, item: dict[str, t.Any]) -> None:
+        if item["kind"] == "unit":
+            rc, dummy, err = self.node.run(["systemctl", "start", "--", item["name"]], timeout=self.p["start_timeout"])
+        elif item["kind"] == "compose_project" and self._compose("start", item["name"], timeout=120):
+            return
+        else:
+            rc, err = 0, ""
+            for name in reversed(item["containers"]):
+                rc, dummy, err = self.node.docker.start(name)
+                if rc:
+                    break
+        if rc:
+            raise self._not_back(item, " ".join(err.split())[-300:] or f"code {rc}")
+
+    def _await(self, item: dict[str, t.Any]) -> None:
+        """Wait until it listens as it did; a container or unit that ended meanwhile fails at once."""
+        missing: list[str] = []
+        seen_running = 0
+        for dummy in clock(self.p["start_timeout"], 0.5):
+            found = self.node.docker.inspect(item["containers"]) if item["containers"] else {}
+            for name in item["containers"]:
+                container = found.get(name)
+                if container is None or not container["running"]:
+                    text = "is not there" if container is None else _containers.exit_text(container)
+                    raise self._not_back(item, f"container {name} {text}")
+            if item["kind"] == "unit":
+                state = self.node.units([item["name"]]).get(item["name"], {}).get("ActiveState", "not there")
+                if state not in _tenants.ACTIVE_UNIT_STATES:
+                    raise self._not_back(item, f"the unit is {state}")
+            missing = _tenants.not_listening(item.get("ports", []), self.node.listeners())
+            seen_running += 1
+            if not missing and (item.get("ports") or seen_running >= 3):
+                return
+        raise self._not_back(item, f"nothing listens on {', '.join(missing)} after {self.p['start_timeout']} s")
+
+    def _not_back(self, item: dict[str, t.Any], why: str) -> Problem:
+        if item["kind"] == "unit":
+            log = self.node.run(["journalctl", "-u", item["name"], "-n", "20", "--no-pager", "-o", "cat"], timeout=15)[1]
+        else:
+            log = "\n".join(self.node.docker.log_text(name, tail=20, timestamps=False) for name in item["containers"])
+        tail = _diagnosis.last_lines(log)
+        found = f"{item['kind'].replace('_', ' ')} {item['name']} did not come back: {why}" + (f"; last lines: {tail}" if tail else "")
+        return self.problem("restore-failed", found, "it to run and listen as it did before it was stopped", "start it by hand; the record is kept", item=item["name"])
+
+    # -- forgotten
+
+    def forget(self) -> None:
+        if self.record is None:
+            return
+        last = re.sub(r"(\.json)?$", r".last.json", self.p["record"], count=1)
+        self.result["changed"] = True
+        self.result["actions"].append(f"keep the record of what was stopped as {last}")
+        self.result["diff"] = {"before": f"{self.p['record']}\n", "after": f"{last}\n"}
+        if not self.check_mode:
+            os.replace(self.p["record"], last)
+        self.record = self.result["record"] = None
+
+
+def _diff(items: t.Sequence[t.Mapping[str, t.Any]], before: str, after: str) -> dict[str, str]:
+    def text(state: str) -> str:
+        return "".join(f"{item['kind']} {item['name']}: {state}\n" for item in items)
+
+    return {"before": text(before), "after": text(after)}
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "state": {"type": "str", "choices": ["stopped", "restored", "forgotten"], "default": "stopped"},
+            "containers": {"type": "list", "elements": "str", "default": []},
+            "units": {"type": "list", "elements": "str", "default": []},
+            "compose_projects": {"type": "list", "elements": "str", "default": []},
+            "ports": {"type": "list", "elements": "int", "default": []},
+            "timeout": {"type": "int", "default": 60},
+            "start_timeout": {"type": "int", "default": 900},
+            "record": {"type": "path", "default": "/var/lib/dgxspark-serving/stopped.json"},
+            "node": {"type": "str", "default": ""},
+        },
+        supports_check_mode=True,
+    )
+    started = time.monotonic()
+    node = Node(bounded(module.run_command))
+    memory = node.memory()
+    result: dict[str, t.Any] = {"changed": False, "actions": [], "warnings_list": [], "record": None, "memory": {"before": memory, "after": memory}}
+    try:
+        service = Service(module.params, node, module.check_mode, result)
+        {"stopped": service.stop, "restored": service.restore, "forgotten": service.forget}[module.params["state"]]()
+    except (Problem, DockerError, OSError) as exc:
+        problem = exc if isinstance(exc, Problem) else _other(exc, module.params)
+        result["elapsed"] = round(time.monotonic() - started, 2)
+        module.fail_json(msg=problem.msg, problem=problem.as_dict(), **result)
+    result["memory"]["after"] = node.memory()
+    result["elapsed"] = round(time.monotonic() - started, 2)
+    for warning in result["warnings_list"]:
+        module.warn(warning)
+    module.exit_json(**result)
+
+
+def _other(exc: Exception, params: dict[str, t.Any]) -> Problem:
+    if isinstance(exc, DockerError):
+        return Problem("DOC-02", node=params["node"], stage="stop", found=f"docker: {exc}", expected="an answer of docker", remedy="see systemctl status docker")
+    return Problem("record-unwritable", node=params["node"], stage="stop", found=str(exc), expected=f"{params['record']} to be writable", remedy="run as root (become)")
+
+
+if __name__ == "__main__":
+    main()

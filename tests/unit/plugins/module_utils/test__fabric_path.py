@@ -1,0 +1,205 @@
+# Copyright (c) 2026 dgxspark.serving contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Outputs recorded with iputils 20221126 and iproute2 6.1.0 between two network namespaces joined by a veth pair."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from ansible_collections.dgxspark.serving.plugins.module_utils import _fabric_path as path
+
+PEER = path.Peer("spark-2", "192.168.200.13", 9000)
+ROUTE = (0, '[{"dst":"192.168.200.13","dev":"enp1s0f1np1","prefsrc":"192.168.200.12","flags":[],"uid":0,"cache":[]}]', "")
+HEAD = "PING 192.168.200.13 (192.168.200.13) from 192.168.200.12 enp1s0f1np1: 56(84) bytes of data.\n"
+ANSWERS = (
+    0,
+    HEAD + "64 bytes from 192.168.200.13: icmp_seq=1 ttl=64 time=0.371 ms\n\n--- 192.168.200.13 ping statistics ---\n"
+    "2 packets transmitted, 2 received, 0% packet loss, time 203ms\nrtt min/avg/max/mdev = 0.051/0.211/0.371/0.160 ms\n",
+    "",
+)
+SILENCE = (1, HEAD + "\n--- 192.168.200.13 ping statistics ---\n2 packets transmitted, 0 received, 100% packet loss, time 201ms\n\n", "")
+TOO_LONG = (
+    1,
+    HEAD + "\n--- 192.168.200.13 ping statistics ---\n2 packets transmitted, 0 received, +2 errors, 100% packet loss, time 201ms\n\n",
+    "ping: local error: message too long, mtu=1500\nping: local error: message too long, mtu=1500\n",
+)
+FRAG_NEEDED = (
+    1,
+    HEAD + "From 192.168.200.1 icmp_seq=1 Frag needed and DF set (mtu = 1500)\n\n--- 192.168.200.13 ping statistics ---\n"
+    "2 packets transmitted, 0 received, +1 errors, 100% packet loss, time 201ms\n",
+    "",
+)
+REACHABLE = (0, '[{"dst":"192.168.200.13","lladdr":"b6:ae:ec:6b:12:5a","state":["REACHABLE"]}]\n', "")
+INCOMPLETE = (0, '[{"dst":"192.168.200.13","state":["INCOMPLETE"]}]\n', "")
+MISSING = (127, "", "ping is not installed")
+
+
+class Network:
+    """Recorded answers by kind of command; time passes one second with each."""
+
+    def __init__(self, route=ROUTE, small=ANSWERS, big=ANSWERS, neighbour=REACHABLE, connect=None):
+        self.answers = {"route": route, "neigh": neighbour, "small": small, "big": big}
+        self.error = connect
+        self.calls = []
+        self.bounds = []
+        self.now = 0.0
+
+    def run(self, argv, seconds):
+        kind = argv[2] if argv[0] == "ip" else ("big" if "do" in argv else "small")
+        self.calls.append((kind, list(argv)))
+        self.bounds.append(seconds)
+        self.now += 1
+        return self.answers[kind]
+
+    def connect(self, source, address, port, seconds):
+        self.calls.append(("tcp", [source, address, port]))
+        self.bounds.append(seconds)
+        if self.error:
+            raise self.error
+
+
+def check(net, peer=PEER, **over):
+    values = {
+        "node": "spark-1",
+        "interface": "enp1s0f1np1",
+        "address": "192.168.200.12",
+        "mtu": 9000,
+        "tcp_port": 22,
+        "timeout": 12.0,
+        **over,
+    }
+    return path.PathCheck(path.Ends(**values), peer, path.Net(net.run, net.connect, lambda: net.now)).run()
+
+
+def results(done):
+    return {row["check"]: row["result"] for row in done.rows}
+
+
+def test_all_well():
+    net = Network()
+    done = check(net)
+    assert done.problem is None and done.notes == []
+    assert results(done) == dict.fromkeys(path.CHECKS, "ok")
+    assert [kind for kind, argv in net.calls] == ["route", "small", "neigh", "big", "tcp"]
+    big = net.calls[3][1]
+    assert big[big.index("-s") + 1] == "8972" and big[big.index("-M") + 1] == "do" and big[big.index("-I") + 1] == "enp1s0f1np1"
+    assert net.calls[4][1] == ["192.168.200.12", "192.168.200.13", 22]
+    assert done.rows[1]["ms"] == 1000.0 and done.rows[0]["node"] == "spark-2"
+
+
+@pytest.mark.parametrize(
+    ("net", "peer", "failed", "problem_id", "found", "remedy"),
+    [
+        (
+            {},
+            path.Peer("spark-2", "192.168.200.13", 1500),
+            "mtu",
+            "NET-12",
+            "MTU 9000 on enp1s0f1np1 here and 1500 on spark-2 (192.168.200.13)",
+            "same MTU on both",
+        ),
+        (
+            {"route": (2, "", "RTNETLINK answers: Network is unreachable\n")},
+            PEER,
+            "route",
+            "fabric-route",
+            "no route to spark-2 (192.168.200.13): RTNETLINK",
+            "Docker network",
+        ),
+        (
+            {"route": (0, '[{"dst":"192.168.200.13","gateway":"10.1.230.1","dev":"enP7s7"}]', "")},
+            PEER,
+            "route",
+            "fabric-route",
+            "leaves by enP7s7",
+            "inventory",
+        ),
+        (
+            {"small": SILENCE, "neighbour": INCOMPLETE},
+            PEER,
+            "neighbour",
+            "fabric-unreachable",
+            "does not answer over enp1s0f1np1 (neighbour INCOMPLETE",
+            "spark-2 is on",
+        ),
+        ({"small": SILENCE, "neighbour": (0, "[]", "")}, PEER, "neighbour", "fabric-unreachable", "neighbour unknown", "192.168.200.13"),
+        ({"small": (124, "", ""), "neighbour": INCOMPLETE}, PEER, "neighbour", "fabric-unreachable", "does not answer", "cable"),
+        ({"big": SILENCE}, PEER, "path_mtu", "NET-12", "packets of 9000 bytes do not", "spark-2"),
+        ({"big": TOO_LONG}, PEER, "path_mtu", "NET-12", "the path takes 1500 only", "every switch port"),
+        ({"big": FRAG_NEEDED}, PEER, "path_mtu", "NET-12", "the path takes 1500 only", "every switch port"),
+        (
+            {"connect": ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")},
+            PEER,
+            "tcp",
+            "NET-13",
+            "refuses TCP port 22",
+            "ListenAddress",
+        ),
+        (
+            {"connect": TimeoutError("timed out")},
+            PEER,
+            "tcp",
+            "NET-13",
+            "no TCP connection from 192.168.200.12 to spark-2 (192.168.200.13) port 22: no answer in time",
+            "firewall",
+        ),
+        ({"connect": OSError(errno.EHOSTUNREACH, "No route to host")}, PEER, "tcp", "NET-13", "No route to host", "firewall"),
+    ],
+)
+def test_each_failure_has_its_message(net, peer, failed, problem_id, found, remedy):
+    done = check(Network(**net), peer)
+    problem = done.problem
+    assert problem.id == problem_id
+    assert found in problem.found and remedy in problem.remedy
+    assert problem.node == "spark-1" and problem.details["peer"] == "spark-2"
+    after = path.CHECKS[path.CHECKS.index(failed) + 1 :]
+    assert results(done)[failed] == "failed"
+    assert all(results(done)[name] == "skipped" for name in after)
+
+
+@pytest.mark.parametrize(("small", "note"), [(SILENCE, "answers ARP but not ping"), (MISSING, "ping is not installed here")])
+def test_without_ping_tcp_decides(small, note):
+    done = check(Network(small=small))
+    assert done.problem is None
+    assert results(done)["path_mtu"] == "skipped" and results(done)["tcp"] == "ok"
+    assert len(done.notes) == 1 and note in done.notes[0]
+
+
+def test_without_the_ping_command_a_connection_warms_the_neighbour():
+    net = Network(small=MISSING, neighbour=INCOMPLETE, connect=TimeoutError())
+    assert check(net).problem.id == "fabric-unreachable"
+    assert [kind for kind, argv in net.calls] == ["route", "small", "tcp", "neigh"]
+
+
+def test_unknown_mtu_of_the_peer_is_not_compared():
+    assert results(check(Network(), path.Peer("spark-2", "192.168.200.13")))["mtu"] == "skipped"
+
+
+def test_skip():
+    net = Network(big=SILENCE)
+    done = check(net, skip=frozenset({"path_mtu", "tcp"}))
+    assert done.problem is None and [kind for kind, argv in net.calls] == ["route", "small", "neigh"]
+
+
+def test_steps_are_bounded_by_the_rest_of_the_time():
+    net = Network()
+    check(net, timeout=2.0)
+    assert max(net.bounds) <= 2.0 and net.bounds[-1] == 0.5
+
+
+def test_summary_names_all():
+    bad = [check(Network(small=SILENCE, neighbour=INCOMPLETE), path.Peer(f"spark-{n}", f"192.168.200.1{n}")) for n in (3, 4)]
+    problem = path.summary([check(Network()), *bad])
+    assert problem.found.startswith("spark-3 (192.168.200.13)") and "also spark-4 (192.168.200.14)" in problem.found
+    assert [item["id"] for item in problem.details["others"]] == ["fabric-unreachable"]
+    assert path.summary([check(Network())]) is None
+    assert path.summary(bad[:1]) is bad[0].problem
+
+
+@pytest.mark.parametrize(
+    ("out", "expected"), [("[]", ("", "")), ("junk", ("", "")), ("", ("", "")), (REACHABLE[1], ("REACHABLE", "b6:ae:ec:6b:12:5a"))]
+)
+def test_parse_neighbour(out, expected):
+    assert path.parse_neighbour(out) == expected

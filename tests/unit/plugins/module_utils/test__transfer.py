@@ -1,0 +1,451 @@
+# Copyright (c) 2026 dgxspark.serving contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Pool, puller, relay, watched commands: for real on loopback against the real server."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import random
+import signal
+import socket
+import socketserver
+import sys
+import threading
+import time
+import typing as t
+from pathlib import Path
+
+import pytest
+from ansible_collections.dgxspark.serving.plugins.module_utils import _sync_server, _transfer
+from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
+
+TOKEN = "f" * 32
+
+
+def bounded(kind: str, seconds: float) -> Problem:
+    return Problem("stalled", found=f"{kind} {seconds:.0f}", expected="x", remedy="x")
+
+
+# --- pool ---------------------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_pool_keeps_order_and_counts() -> None:
+    def work(task: int, report: t.Callable[[int], None]) -> int:
+        report(task)
+        return task * 2
+
+    pool = _transfer.Pool(work, 3, timeout=30, stall=30, on_stall=bounded)
+    assert pool.run(list(range(20))) == [task * 2 for task in range(20)]
+    assert pool.bytes == sum(range(20))
+    assert pool.run([]) == []
+
+
+def test_pool_gives_problems_and_faults_back() -> None:
+    def refuse(task: int, report: t.Callable[[int], None]) -> int:
+        raise Problem("disk-model", node="n", stage="s", found="f", expected="e", remedy="r", path="/x")
+
+    def fault(task: int, report: t.Callable[[int], None]) -> int:
+        raise ValueError("bad")
+
+    with pytest.raises(Problem) as info:
+        _transfer.Pool(refuse, 2, timeout=30, stall=30, on_stall=bounded).run([1, 2])
+    assert (info.value.id, info.value.node, info.value.details) == ("disk-model", "n", {"path": "/x"})
+    with pytest.raises(RuntimeError, match="ValueError: bad"):
+        _transfer.Pool(fault, 2, timeout=30, stall=30, on_stall=bounded).run([1])
+
+
+def test_pool_notices_a_killed_child() -> None:
+    def die(task: int, report: t.Callable[[int], None]) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(RuntimeError, match="died"):
+        _transfer.Pool(die, 2, timeout=30, stall=30, on_stall=bounded).run([1, 2, 3])
+
+
+@pytest.mark.parametrize(("timeout", "stall", "kind"), [(30.0, 0.3, "stall"), (0.3, 30.0, "timeout")])
+def test_pool_is_bounded_and_leaves_no_child(timeout: float, stall: float, kind: str) -> None:
+    def hang(task: int, report: t.Callable[[int], None]) -> None:
+        time.sleep(60)
+
+    pool = _transfer.Pool(hang, 2, timeout=timeout, stall=stall, on_stall=bounded)
+    with pytest.raises(Problem) as info:
+        pool.run([1, 2])
+    assert kind in info.value.found
+    assert not any(child.is_alive() for child in pool._children)
+
+
+# --- hashing ------------------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_hash_is_the_name_of_the_blob(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"hello\n")
+    assert _transfer.hash_file(str(path), "sha256") == hashlib.sha256(b"hello\n").hexdigest()
+    assert _transfer.hash_file(str(path), "git-sha1") == "ce013625030ba8dba906f756967f9e9ca394464a"  # git hash-object
+    with pytest.raises(ValueError, match="md5"):
+        _transfer.hash_file(str(path), "md5")
+
+
+def test_hash_many_keeps_order_and_survives_missing_files(tmp_path: Path) -> None:
+    jobs = []
+    for index in range(5):
+        (tmp_path / str(index)).write_bytes(b"x" * index * 1000)
+        jobs.append((str(tmp_path / str(index)), "sha256"))
+    jobs.append((str(tmp_path / "nope"), "sha256"))
+    digests = _transfer.hash_many(jobs, 3, timeout=60, node="n", stage="s")
+    assert digests == [*(hashlib.sha256(b"x" * index * 1000).hexdigest() for index in range(5)), ""]
+
+
+# --- puller -------------------------------------------------------------------------------------------------------------------------------------------
+
+
+class Lab:
+    """Files on a "head", a server, and the directories of a "worker"."""
+
+    def __init__(self, root: Path, sizes: t.Sequence[int] = (3_000_000, 10, 0, 1_500_000)) -> None:
+        self.head, self.staging, self.blobs = root / "head", root / "staging", root / "blobs"
+        for path in (self.head, self.staging, self.blobs):
+            path.mkdir()
+        rng = random.Random(7)
+        self.rows: list[dict[str, t.Any]] = []
+        self.data: dict[str, bytes] = {}
+        for index, size in enumerate(sizes):
+            data = rng.randbytes(size)
+            algo = "sha256" if index % 2 == 0 else "git-sha1"
+            blob = hashlib.sha256(data).hexdigest() if algo == "sha256" else hashlib.sha1(b"blob %d\0" % size + data).hexdigest()
+            (self.head / blob).write_bytes(data)
+            self.rows.append({"path": f"file{index}", "size": size, "blob": blob, "algo": algo})
+            self.data[blob] = data
+        self.target = _transfer.Target(str(self.staging), str(self.blobs), os.getuid(), os.getgid())
+        self.port = 0
+
+    @contextlib.contextmanager
+    def server(self, **over: t.Any) -> t.Iterator[_sync_server.Server]:
+        blobs = {row["blob"]: {"path": str(self.head / row["blob"]), "size": row["size"]} for row in self.rows}
+        config = {"what": "model", "bind": "127.0.0.1", "port": 0, "token": TOKEN, "peers": ["127.0.0.1"], "blobs": blobs, **over}
+        server = _sync_server.serve(config)
+        self.port = server.server_port
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            server.server_close()
+
+    def pull(self, *, port: int = 0, token: str = TOKEN, stall: float = 5.0, timeout: float = 60.0, processes: int = 3) -> dict[str, t.Any]:
+        source = _transfer.Source("127.0.0.1", port or self.port, token)
+        return _transfer.pull_blobs(self.rows, source, self.target, processes=processes, timeout=timeout, stall=stall, node="w")
+
+    def check(self) -> None:
+        assert {path.name: path.read_bytes() for path in self.blobs.iterdir()} == self.data
+        assert list(self.staging.iterdir()) == []
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    return Lab(tmp_path)
+
+
+def test_pull(lab: Lab) -> None:
+    with lab.server() as server:
+        stats = lab.pull()
+        assert stats["bytes_transferred"] == sum(row["size"] for row in lab.rows) == server.stats()["bytes_sent"]
+    lab.check()
+    assert {path.stat().st_mode & 0o777 for path in lab.blobs.iterdir()} == {0o644}
+
+
+def test_resume_moves_only_the_rest(lab: Lab) -> None:
+    row = lab.rows[0]
+    (lab.staging / (row["blob"] + ".part")).write_bytes(lab.data[row["blob"]][:2_000_000])
+    with lab.server() as server:
+        stats = lab.pull()
+        assert stats["bytes_transferred"] == server.stats()["bytes_sent"] == sum(item["size"] for item in lab.rows) - 2_000_000
+    lab.check()
+
+
+@pytest.mark.parametrize("kind", ["flipped", "too long", "complete"])
+def test_whatever_a_broken_run_left(lab: Lab, kind: str) -> None:
+    row = lab.rows[0]
+    data = bytearray(lab.data[row["blob"]])
+    if kind == "flipped":
+        data[1000] ^= 1
+        data = data[:2_000_000]
+    elif kind == "too long":
+        data += b"x"
+    (lab.staging / (row["blob"] + ".part")).write_bytes(data)
+    with lab.server() as server:
+        lab.pull()
+        sent = server.stats()["bytes_sent"]
+    lab.check()
+    rest = sum(item["size"] for item in lab.rows[1:])
+    assert sent == rest + {"flipped": 1_000_000 + 3_000_000, "too long": 3_000_000, "complete": 0}[kind]
+
+
+def test_damaged_file_on_the_head_is_never_published(lab: Lab) -> None:
+    row = lab.rows[0]
+    data = bytearray(lab.data[row["blob"]])
+    data[5] ^= 1
+    (lab.head / row["blob"]).write_bytes(data)
+    with lab.server(), pytest.raises(Problem) as info:
+        lab.pull()
+    assert info.value.id == "copy-hash" and "file0" in info.value.found and info.value.node == "w"
+    assert not (lab.blobs / row["blob"]).exists()
+
+
+@pytest.mark.parametrize(
+    ("over", "token", "change", "ident", "text"),
+    [
+        ({}, "0" * 32, None, "sync-denied", "token"),
+        ({"peers": ["127.0.0.9"], "bind": "127.0.0.2"}, TOKEN, None, "sync-denied", "peers"),
+        ({"blobs": {}}, TOKEN, None, "sync-source", "does not have it"),
+        ({}, TOKEN, lambda path: path.write_bytes(b"other"), "sync-source", "changed on the head"),
+    ],
+)
+def test_refusals_are_told_apart(lab: Lab, over: dict[str, t.Any], token: str, change: t.Any, ident: str, text: str) -> None:
+    if change:
+        change(lab.head / lab.rows[0]["blob"])
+    with lab.server(**over), pytest.raises(Problem) as info:
+        source = _transfer.Source(over.get("bind", "127.0.0.1"), lab.port, token)
+        puller = _transfer.Puller(source, lab.target, stall=5.0, node="w")
+        if "bind" in over:
+            puller._conn = __import__("http.client").client.HTTPConnection(source.address, source.port, timeout=5, source_address=("127.0.0.1", 0))
+        puller.fetch(lab.rows[0], lambda count: None)
+    assert info.value.id == ident and text in info.value.found
+    assert list(lab.blobs.iterdir()) == []
+
+
+class Flaky(socketserver.ThreadingTCPServer):
+    """Passes connections on to the real server and cuts each after some bytes, or flips one."""
+
+    allow_reuse_address = True
+    daemon_threads = True
+
+    def __init__(self, port: int, *, cut: int = 0, flip: int = -1) -> None:
+        self.real, self.cut, self.flip, self.count = port, cut, flip, 0
+        super().__init__(("127.0.0.1", 0), FlakyHandler)
+        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+
+
+class FlakyHandler(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        server = t.cast(Flaky, self.server)
+        server.count += 1
+        with socket.create_connection(("127.0.0.1", server.real)) as far:
+            threading.Thread(target=self.up, args=(far,), daemon=True).start()
+            total = 0
+            while data := bytearray(far.recv(65536)):
+                if 0 <= server.flip - total < len(data):
+                    data[server.flip - total] ^= 4
+                    server.flip = -1
+                total += len(data)
+                with contextlib.suppress(OSError):
+                    self.request.sendall(data)
+                if server.cut and total > server.cut:
+                    break
+            for sock in (far, self.request):
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+
+    def up(self, far: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := self.request.recv(65536):
+                far.sendall(data)
+
+
+def test_cut_connections_are_continued(lab: Lab) -> None:
+    with lab.server(), Flaky(lab.port, cut=700_000) as flaky:
+        stats = lab.pull(port=flaky.server_address[1], processes=1)
+        flaky.shutdown()
+        assert flaky.count > 3
+        assert stats["bytes_transferred"] == sum(row["size"] for row in lab.rows)
+    lab.check()
+
+
+def test_a_flipped_byte_on_the_way_is_fetched_again(lab: Lab) -> None:
+    lab.rows = lab.rows[:1]
+    lab.data = {lab.rows[0]["blob"]: lab.data[lab.rows[0]["blob"]]}
+    with lab.server(), Flaky(lab.port, flip=1_000_000) as flaky:
+        stats = lab.pull(port=flaky.server_address[1], processes=1)
+        flaky.shutdown()
+    assert stats["bytes_transferred"] == 6_000_000
+    lab.check()
+
+
+def test_a_server_that_comes_back_is_waited_for(lab: Lab) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    stop = threading.Event()
+
+    def later() -> None:
+        time.sleep(0.5)
+        with lab.server(port=port):
+            stop.wait(30)
+
+    thread = threading.Thread(target=later, daemon=True)
+    thread.start()
+    lab.pull(port=port, stall=20.0)
+    stop.set()
+    thread.join(10)
+    lab.check()
+
+
+def test_no_server_is_an_error_in_time(lab: Lab) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        with pytest.raises(Problem) as info:
+            lab.pull(port=port, stall=0.5)
+    assert info.value.id == "sync-stalled" and "firewall" in info.value.remedy
+
+
+def test_killed_run_is_continued(lab: Lab, tmp_path: Path) -> None:
+    """SIGKILL of the whole run in the middle: nothing under a final name but whole files; the next run moves the rest."""
+    with lab.server() as server, Flaky(lab.port) as slow:
+        pid = os.fork()
+        if pid == 0:
+            os.setpgid(0, 0)
+            original = _transfer.Puller._write
+
+            def slowly(fd: int, view: memoryview, offset: int) -> None:
+                original(fd, view, offset)
+                time.sleep(0.2)
+
+            _transfer.Puller._write = staticmethod(slowly)  # type: ignore[method-assign]
+            with contextlib.suppress(BaseException):
+                lab.pull(port=slow.server_address[1], processes=1)
+            os._exit(0)
+        part = lab.staging / (lab.rows[0]["blob"] + ".part")
+        deadline = time.monotonic() + 20
+        while not (part.exists() and part.stat().st_size > 300_000):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        os.killpg(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        slow.shutdown()
+        for path in lab.blobs.iterdir():
+            assert path.read_bytes() == lab.data[path.name]
+        have = part.stat().st_size
+        assert 0 < have < 3_000_000
+        before = server.stats()["bytes_sent"]
+        stats = lab.pull()
+        assert stats["bytes_transferred"] <= sum(row["size"] for row in lab.rows) - have
+        assert server.stats()["bytes_sent"] - before == stats["bytes_transferred"]
+    lab.check()
+
+
+def test_full_disk(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, view: memoryview, offset: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(_transfer.Puller, "_write", staticmethod(full))
+    with lab.server(), pytest.raises(Problem) as info:
+        lab.pull()
+    assert info.value.id == "disk-model" and "file" in info.value.found
+
+
+def test_a_link_in_the_staging_is_not_followed(lab: Lab, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (lab.staging / (lab.rows[0]["blob"] + ".part")).symlink_to(victim)
+    with lab.server(), pytest.raises(RuntimeError):
+        lab.pull()
+    assert victim.read_text() == "precious"
+
+
+# --- disk, locks, commands ----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_space_is_checked_with_numbers(tmp_path: Path) -> None:
+    path = str(tmp_path / "not" / "yet")
+    _transfer.check_space(path, 0, 10**18, node="n", stage="s", problem="disk-model", what="x")
+    _transfer.check_space(path, 1, 0, node="n", stage="s", problem="disk-model", what="x")
+    with pytest.raises(Problem) as info:
+        _transfer.check_space(path, 10**15, 10**9, node="n", stage="s", problem="disk-model", what="m/x (3 files)", factor=1.1)
+    assert info.value.id == "disk-model" and "1100.0 TB" in info.value.expected and "m/x (3 files)" in info.value.expected
+    assert info.value.details["needed_bytes"] == int(1.1 * 10**15) + 10**9
+    assert info.value.details["free_bytes"] == _transfer.free_bytes(str(tmp_path))
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (127_000_000_000, "127.0 GB"), (2e12, "2.0 TB")])
+def test_human(count: float, text: str) -> None:
+    assert _transfer.human(count) == text
+
+
+def test_lock_is_exclusive_and_freed(tmp_path: Path) -> None:
+    path = str(tmp_path / "run" / "x.lock")
+    with _transfer.exclusive(path, 0, node="n", stage="s", what="m"):
+        with pytest.raises(Problem) as info, _transfer.exclusive(path, 0.3, node="n", stage="s", what="m"):
+            pass
+        assert info.value.id == "busy"
+    with _transfer.exclusive(path, 0, node="n", stage="s", what="m"):
+        pass
+
+
+def run(code: str, **over: t.Any) -> _transfer.Watched:
+    limits: dict[str, t.Any] = {"timeout": 30, "stall": 30, "interval": 0.05}
+    return _transfer.watch([sys.executable, "-c", code], **{**limits, **over})
+
+
+def test_watch_gives_code_and_output() -> None:
+    done = run("import sys; print('out'); sys.stderr.write('err'); sys.exit(3)")
+    assert (done.rc, done.out.strip(), done.err, done.ended) == (3, "out", "err", "")
+
+
+def test_watch_ends_what_stands_still() -> None:
+    assert run("import time; print('x', flush=True); time.sleep(60)", stall=0.5).ended == "stall"
+    assert run("import time\nfor i in range(10**6): print(i, flush=True); time.sleep(.05)", timeout=0.7).ended == "timeout"
+    assert run("import time; time.sleep(.8)", stall=0.5, progress=lambda child: time.monotonic()).ended == ""
+
+
+def test_watch_repeating_the_same_line_is_no_progress() -> None:
+    assert run("import time\nfor i in range(600): print('1 MB/9 MB', flush=True); time.sleep(.1)", stall=0.7).ended == "stall"
+
+
+def test_watch_gives_a_terminal() -> None:
+    assert run("import sys; print(sys.stdout.isatty(), sys.stderr.isatty())", terminal=True).out.strip() == "True False"
+
+
+def test_watch_ends_the_whole_group_even_if_it_ignores_term() -> None:
+    code = "import signal, time, os; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(os.getpid(), flush=True); time.sleep(60)"
+    done = run(code, stall=0.5)
+    assert done.ended == "stall" and done.rc == -signal.SIGKILL
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(done.out), 0)
+
+
+def test_watch_without_the_command() -> None:
+    with pytest.raises(Problem) as info:
+        _transfer.watch(["no-such-command-x"], timeout=1, stall=1)
+    assert info.value.id == "command-missing"
+
+
+# --- relay --------------------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_relay_passes_and_counts(lab: Lab) -> None:
+    with lab.server(), _transfer.Relay("127.0.0.1", lab.port) as relay:
+        lab.pull(port=relay.port)
+        assert relay.bytes > sum(row["size"] for row in lab.rows)
+        port = relay.port
+    lab.check()
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", port), timeout=2)
+
+
+def test_relay_sends_tls_back_to_plain_http(lab: Lab) -> None:
+    """The containerd store tries TLS first and falls back only when the answer begins with HTTP/ (seen with Docker 26.1)."""
+    with lab.server(), _transfer.Relay("127.0.0.1", lab.port) as relay, socket.create_connection(("127.0.0.1", relay.port), timeout=10) as sock:
+        sock.sendall(b"\x16\x03\x01\x00\xf4\x01")
+        assert sock.recv(5) == b"HTTP/"
+
+
+def test_relay_remembers_why_the_head_is_not_reached() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        with _transfer.Relay("127.0.0.1", probe.getsockname()[1]) as relay, socket.create_connection(("127.0.0.1", relay.port), timeout=10) as sock:
+            sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            with contextlib.suppress(ConnectionResetError):
+                assert sock.recv(10) == b""
+            assert "refused" in relay.error

@@ -1,0 +1,151 @@
+# Copyright (c) 2026 dgxspark.serving contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A role's defaults, its argument_specs and its README name the same variables, with values of the declared type."""
+
+from __future__ import annotations
+
+import re
+import typing as t
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+ROLES = sorted(path.name for path in (ROOT / "roles").glob("*") if path.is_dir() and any(path.rglob("*.yml")))
+SITE = ROOT / "playbooks" / "site.yml"
+STAGES = ["preflight", "model_download", "image_sync", "model_sync", "stop_service", "ray_cluster", "vllm_server", "verify"]
+
+# argument_specs type: what YAML makes of a literal of that type
+TYPES: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "path": (str,),
+    "raw": (object,),
+    "int": (int,),
+    "float": (float, int),
+    "bool": (bool,),
+    "list": (list,),
+    "dict": (dict,),
+    "bytes": (str, int),
+    "bits": (str, int),
+    "json": (str, dict, list),
+    "jsonarg": (str, dict, list),
+}
+
+
+def load(path: Path) -> t.Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def defaults(role: str) -> dict[str, t.Any]:
+    return load(ROOT / "roles" / role / "defaults" / "main.yml") or {}
+
+
+def options(role: str) -> dict[str, dict[str, t.Any]]:
+    """Options of the entry point ``main``."""
+    specs = load(ROOT / "roles" / role / "meta" / "argument_specs.yml") or {}
+    return specs.get("argument_specs", {}).get("main", {}).get("options", {}) or {}
+
+
+def fits(value: t.Any, option: dict[str, t.Any]) -> bool:
+    """Whether a default is a value of the option's type; a template is only known at run time."""
+    if isinstance(value, str) and "{{" in value:
+        return True
+    kind = option.get("type", "str")
+    if isinstance(value, bool) and kind != "raw":
+        return kind == "bool"
+    return isinstance(value, TYPES[kind])
+
+
+def test_every_stage_of_the_site_playbook_is_a_role() -> None:
+    missing = [role for role in STAGES if role not in ROLES]
+    assert not missing or not SITE.exists()
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_defaults_and_argument_specs_name_the_same_variables(role: str) -> None:
+    """Without a default are: what is required, and the shared inputs (spark_*), which belong to the inventory."""
+    without = {name for name, option in options(role).items() if option.get("required") or name.startswith("spark_")}
+    assert sorted(defaults(role)) == sorted(set(options(role)) - without)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_variables_carry_the_name_of_their_role(role: str) -> None:
+    assert [name for name in defaults(role) if not name.startswith(f"{role}_")] == []
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_defaults_are_of_the_declared_type(role: str) -> None:
+    specs = options(role)
+    wrong = {name: value for name, value in defaults(role).items() if name in specs and not fits(value, specs[name])}
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_defaults_are_among_the_choices(role: str) -> None:
+    wrong = {}
+    for name, option in options(role).items():
+        value = defaults(role).get(name)
+        template = isinstance(value, str) and "{{" in value
+        if "choices" in option and name in defaults(role) and not template and value not in option["choices"]:
+            wrong[name] = value
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_literal_defaults_are_written_down_in_the_specification(role: str) -> None:
+    """``default:`` in argument_specs is documentation only: where it is given, it must be true."""
+    stated = {name: option["default"] for name, option in options(role).items() if "default" in option and name in defaults(role)}
+    actual = {name: defaults(role).get(name) for name in stated}
+    literal = {name for name, value in actual.items() if not (isinstance(value, str) and "{{" in value)}
+    assert {name: stated[name] for name in literal} == {name: actual[name] for name in literal}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_every_option_is_described(role: str) -> None:
+    specs = load(ROOT / "roles" / role / "meta" / "argument_specs.yml") or {}
+    entries = specs.get("argument_specs", {})
+    assert "main" in entries
+    assert [name for name, entry in entries.items() if not entry.get("short_description") or not entry.get("description")] == []
+    assert [name for name, option in options(role).items() if not option.get("description") or "type" not in option] == []
+    assert [name for name, option in options(role).items() if option.get("type") == "list" and "elements" not in option] == []
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_secrets_are_not_logged(role: str) -> None:
+    secret = re.compile(r"(token|password|secret|api_key)$")
+    assert [name for name, option in options(role).items() if secret.search(name) and not option.get("no_log")] == []
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_readme_lists_every_variable_and_no_other(role: str) -> None:
+    text = (ROOT / "roles" / role / "README.md").read_text(encoding="utf-8")
+    own = set(re.findall(rf"`({role}_\w+)`", text))
+    assert sorted(name for name in options(role) if f"`{name}`" not in text) == []
+    assert sorted(own - set(options(role))) == []
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_role_says_what_it_is(role: str) -> None:
+    info = (load(ROOT / "roles" / role / "meta" / "main.yml") or {}).get("galaxy_info", {})
+    assert info.get("description")
+    assert info.get("license") == "GPL-3.0-or-later"
+    assert not (load(ROOT / "roles" / role / "meta" / "main.yml") or {}).get("dependencies")
+
+
+@pytest.mark.parametrize(
+    ("value", "option", "expected"),
+    [
+        ("{{ spark_api_port | default(30000) }}", {"type": "int"}, True),
+        (30000, {"type": "int"}, True),
+        ("30000", {"type": "int"}, False),
+        (True, {"type": "int"}, False),
+        (1, {"type": "bool"}, False),
+        (1, {"type": "float"}, True),
+        ([], {"type": "dict"}, False),
+        (None, {"type": "str"}, False),
+        (None, {"type": "raw"}, True),
+    ],
+)
+def test_fits(value: t.Any, option: dict[str, t.Any], expected: bool) -> None:
+    assert fits(value, option) is expected
