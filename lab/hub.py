@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 # Copyright (c) 2026 dgxspark.serving contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A small local Hugging Face hub for the lab: the part of the HTTP API that huggingface_hub uses to download models, and that misbehaves on command.
+"""A small local Hugging Face hub for the lab, which misbehaves on command.
+
+It speaks the part of the HTTP API that huggingface_hub uses to download models.
 
 ``hub.py --root DIR --bind ADDR --port N``; models are plain directories::
 
@@ -9,13 +11,17 @@
     DIR/<org>/<name>/revisions/<rev>/…    other branches or tags (optional)
     DIR/<org>/<name>/access.json          {"gated": true, "private": true, "tokens": ["hf_x"], "denied": ["hf_y"]} (optional)
 
-The commit is a hash of all paths and contents, so the same files give the same commit everywhere. ``*.safetensors``, ``*.gguf`` and ``*.bin`` are LFS
+The commit is a hash of all paths and contents, so the same files give the same commit everywhere. ``*.safetensors``, ``*.gguf`` and
+``*.bin`` are LFS
 files (named by sha256, served by a redirect as the real hub does), all others are named by git SHA-1.
 
-Faults: a list of objects, in the file ``--faults`` (read at each request) or sent with ``PUT /control`` from loopback (``GET`` shows it, ``DELETE`` ends it)::
+Faults: a list of objects, in the file ``--faults`` (read at each request) or sent with ``PUT /control`` from loopback (``GET`` shows it,
+``DELETE`` ends it)::
 
-    [{"repo": "org/*", "on": "api"|"resolve"|"cdn"|"*", "file": "*.safetensors", "status": 429, "code": "", "message": "", "retry_after": 3, "times": 2}]
-    other actions than "status": "stall_after": N bytes (then "seconds", default 3600), "cut_after": N bytes, "flip_at": N (one bit of that byte)
+    [{"repo": "org/*", "on": "api"|"resolve"|"cdn"|"*", "file": "*.safetensors", "times": 2,
+      "status": 429, "code": "", "message": "", "retry_after": 3}]
+    instead of "status": "stall_after": N bytes (then "seconds", default 3600), "cut_after": N bytes,
+    "flip_at": N (one bit of that byte)
 
 ``times`` limits how often a fault strikes (default: always). Only for tests and the lab; it has no protection.
 """
@@ -132,7 +138,9 @@ class Models:
         if access.get("gated") and content and not known:
             if token in access.get("denied", []):
                 raise Answer(403, "GatedRepo", f"Access to model {repo} is restricted and you are not in the authorized list.")
-            raise Answer(401, "GatedRepo", f"Access to model {repo} is restricted. You must have access to it and be authenticated to access it.")
+            raise Answer(
+                401, "GatedRepo", f"Access to model {repo} is restricted. You must have access to it and be authenticated to access it."
+            )
 
     def revision(self, repo: str, revision: str) -> tuple[str, list[Entry]]:
         """(commit, files) of a branch, tag or (possibly short) commit."""
@@ -163,7 +171,16 @@ def model_info(repo: str, commit: str, files: t.Sequence[Entry], blobs: bool) ->
         siblings.append(row)
     date = "2026-01-01T00:00:00.000Z"
     info = {"_id": commit[:24], "id": repo, "modelId": repo, "author": repo.split("/")[0], "sha": commit, "private": False, "gated": False}
-    return {**info, "disabled": False, "downloads": 0, "likes": 0, "tags": [], "createdAt": date, "lastModified": date, "siblings": siblings}
+    return {
+        **info,
+        "disabled": False,
+        "downloads": 0,
+        "likes": 0,
+        "tags": [],
+        "createdAt": date,
+        "lastModified": date,
+        "siblings": siblings,
+    }
 
 
 def tree(files: t.Sequence[Entry]) -> list[dict[str, t.Any]]:
@@ -216,7 +233,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: Server
 
-    def log_message(self, format: str, *args: t.Any) -> None:  # pylint: disable=redefined-builtin
+    def log_message(self, format: str, *args: t.Any) -> None:  # noqa: A002 - the name of the base class
         if self.server.verbose:
             sys.stderr.write(f"{self.client_address[0]} {format % args}\n")
 
@@ -303,7 +320,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         headers = {"X-Repo-Commit": commit, "ETag": f'"{item.oid}"'}
         if not item.sha256:
             return self._file(item, headers, fault)
-        host = self.headers.get("Host") or f"{self.server.server_address[0]}:{self.server.server_address[1]}"
+        host = self.headers.get("Host") or f"{self.server.server_name}:{self.server.server_port}"
         headers.update({"X-Linked-Size": str(item.size), "X-Linked-Etag": f'"{item.sha256}"'})
         headers["Location"] = f"http://{host}/cdn/{repo}/{commit}/{urllib.parse.quote(path)}"
         return self._json({}, 302, headers)
@@ -316,7 +333,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if item is None:
             raise Answer(404, "EntryNotFound", "Entry not found")
         # huggingface_hub follows a redirect that stays on the host also for HEAD, and then wants these here
-        headers = {"ETag": f'"{item.sha256}"', "X-Repo-Commit": commit, "X-Linked-Size": str(item.size), "X-Linked-Etag": f'"{item.sha256}"'}
+        headers = {
+            "ETag": f'"{item.sha256}"',
+            "X-Repo-Commit": commit,
+            "X-Linked-Size": str(item.size),
+            "X-Linked-Etag": f'"{item.sha256}"',
+        }
         self._file(item, headers, fault)
 
     def whoami(self, *dummy: t.Any) -> None:

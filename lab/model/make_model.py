@@ -1,6 +1,9 @@
 # Copyright (c) 2026 dgxspark.serving contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Makes the lab's model: a random Qwen3 (1 MB) with a byte-level BPE tokenizer and a chat template. Argument: directory."""
+"""Makes a model of the lab: a random Qwen3 (1 MB) with a byte-level BPE tokenizer and a chat template.
+
+Arguments: directory, number of attention heads (4; another number gives a model that tensor parallel 2 cannot split).
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ CHAT = (
 )
 
 
-def main(out: str) -> None:
+def main(out: str, heads: int) -> None:
     torch.manual_seed(20261130)
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     tokenizer = Tokenizer(models.BPE())
@@ -33,11 +36,12 @@ def main(out: str) -> None:
     fast.chat_template = CHAT
     fast.save_pretrained(out)
     config = Qwen3Config(
-        vocab_size=1024, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=1024, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=heads,
+        num_key_value_heads=2 if heads % 2 == 0 else 1,
         head_dim=32, max_position_embeddings=2048, eos_token_id=2, bos_token_id=None, pad_token_id=0, tie_word_embeddings=False,
     )  # fmt: skip
     model = Qwen3ForCausalLM(config).to(torch.bfloat16)
     model.save_pretrained(out, max_shard_size="500KB")
 
 
-main(sys.argv[1])
+main(sys.argv[1], int(sys.argv[2]))

@@ -14,7 +14,9 @@ import typing as t
 from ansible_collections.dgxspark.serving.plugins.module_utils._wait import Run, timed_out
 
 NO_SUCH = re.compile(r"no such (object|container)", re.IGNORECASE)
-CANNOT_CONNECT = re.compile(r"cannot connect to the docker daemon|permission denied|error during connect|is the docker daemon running", re.IGNORECASE)
+CANNOT_CONNECT = re.compile(
+    r"cannot connect to the docker daemon|permission denied|error during connect|is the docker daemon running", re.IGNORECASE
+)
 ZERO_TIME = "0001-01-01T00:00:00Z"
 
 
@@ -42,7 +44,10 @@ def summary(inspected: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
                     }
                 )
     requests = host.get("DeviceRequests") or []
-    gpu = any("gpu" in sum(r.get("Capabilities") or [], []) or str(r.get("Driver") or "").startswith(("nvidia", "cdi")) for r in requests)
+    gpu = any(
+        any("gpu" in group for group in r.get("Capabilities") or []) or str(r.get("Driver") or "").startswith(("nvidia", "cdi"))
+        for r in requests
+    )
     started = state.get("StartedAt") or ""
     return {
         "name": str(inspected.get("Name") or "").lstrip("/"),
@@ -237,14 +242,25 @@ def parse_gpu_processes(text: str) -> list[dict[str, t.Any]]:
         parts = [part.strip() for part in line.split(",")]
         if len(parts) >= 3 and parts[0].isdigit():
             memory = parts[-1]
-            result.append({"pid": int(parts[0]), "name": ",".join(parts[1:-1]), "memory_mib": float(memory) if memory.replace(".", "").isdigit() else None})
+            result.append(
+                {
+                    "pid": int(parts[0]),
+                    "name": ",".join(parts[1:-1]),
+                    "memory_mib": float(memory) if memory.replace(".", "").isdigit() else None,
+                }
+            )
     return result
 
 
 def exit_text(container: t.Mapping[str, t.Any]) -> str:
     """``exited with code 137 (killed: out of memory)``."""
     code = container.get("exit_code")
-    hints = {137: "killed, as by the out-of-memory killer or docker kill", 143: "terminated from outside", 127: "command not found", 126: "command not executable"}
+    hints = {
+        137: "killed, as by the out-of-memory killer or docker kill",
+        143: "terminated from outside",
+        127: "command not found",
+        126: "command not executable",
+    }
     reason = "killed by the memory limit" if container.get("oom_killed") else hints.get(int(code or 0), "")
     state = container.get("state") or "not running"
     text = f"{state} with code {code}" if state in ("exited", "dead") else f"{state}"

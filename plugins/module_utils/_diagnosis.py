@@ -4,9 +4,9 @@
 
 PRIVATE to the collection. Rows grow with each report; ``id`` is the row of docs/failure-modes.md where there is one.
 
-A row: ``pattern`` (its named groups become ``fields``), ``stage`` (where it shows up; "" = anywhere), ``cause`` and ``remedy`` (may use the
-fields in braces), ``primary`` (it is a cause; otherwise it only follows from one), ``fatal`` (seeing it ends a wait at once; a row that is not
-fatal explains a death but may be survived).
+A row: ``pattern`` (its named groups become ``fields``), ``stage`` (where it shows up; "" = anywhere), ``cause`` and ``remedy`` (may
+use the fields in braces), ``primary`` (it is a cause; otherwise it only follows from one), ``fatal`` (seeing it ends a wait at once; a
+row that is not fatal explains a death but may be survived).
 """
 
 from __future__ import annotations
@@ -31,18 +31,24 @@ TABLE: tuple[Row, ...] = (
     # --- memory
     Row(
         "MEM-01",
-        r"Free memory on device\s*(?P<device>\S*) \((?P<free_gib>[\d.]+)/(?P<total_gib>[\d.]+) GiB\) on startup is less than desired GPU memory "
+        r"Free memory on device\s*(?P<device>\S*) \((?P<free_gib>[\d.]+)/(?P<total_gib>[\d.]+) GiB\) on startup is less than desired GPU "
+        r"memory "
         r"utilization \((?P<utilization>[\d.]+), (?P<needed_gib>[\d.]+) GiB\)",
         "placement",
-        "only {free_gib} of {total_gib} GiB are free and the server asks for {needed_gib} GiB (utilization {utilization}); page cache counts as used on unified memory",
-        "drop the page cache (sync; echo 3 > /proc/sys/vm/drop_caches), stop what else holds memory on that node, or lower gpu_memory_utilization",
+        "only {free_gib} of {total_gib} GiB are free and the server asks for {needed_gib} GiB (utilization {utilization}); page cache "
+        "counts as used on unified memory",
+        "drop the page cache (sync; echo 3 > /proc/sys/vm/drop_caches), stop what else holds memory on that node, or lower "
+        "gpu_memory_utilization",
     ),
     Row(
         "MEM-03",
-        r"To serve at least one request with the model(?:s's|'s|s)? max seq len \(?(?P<max_model_len>\d+)\)?,? ?\(?(?P<needed_gib>[\d.]+) ?GiB KV cache is needed"
-        r".*?available KV cache memory \((?P<available_gib>[\d.]+) ?GiB\)(?:.*?estimated maximum model length is (?P<estimated_max_len>\d+))?",
+        r"To serve at least one request with the model(?:s's|'s|s)? max seq len \(?(?P<max_model_len>\d+)\)?,? "
+        r"?\(?(?P<needed_gib>[\d.]+) ?GiB KV cache is needed"
+        r".*?available KV cache memory \((?P<available_gib>[\d.]+) ?GiB\)(?:.*?estimated maximum model length is "
+        r"(?P<estimated_max_len>\d+))?",
         "kv_cache",
-        "the KV cache of one request of {max_model_len} tokens needs {needed_gib} GiB and {available_gib} GiB are left (estimated maximum length: {estimated_max_len})",
+        "the KV cache of one request of {max_model_len} tokens needs {needed_gib} GiB and {available_gib} GiB are left (estimated "
+        "maximum length: {estimated_max_len})",
         "lower max_model_len (to the estimated length or less), raise gpu_memory_utilization, or use more nodes",
     ),
     Row(
@@ -64,12 +70,14 @@ TABLE: tuple[Row, ...] = (
         r"(?:ray\.exceptions\.OutOfMemoryError|worker\(s\) were killed due to the node running low on memory)"
         r"(?:.*?\(IP: (?P<address>[\d.]+)\) was (?P<used>[\d.]+ ?GB) ?/ ?(?P<total>[\d.]+ ?GB))?",
         "weights",
-        "Ray's memory monitor killed a rank on {address} ({used} of {total} in use): it counts model memory and page cache of the same pool",
+        "Ray's memory monitor killed a rank on {address} ({used} of {total} in use): it counts model memory and page cache of the same "
+        "pool",
         "set RAY_memory_monitor_refresh_ms=0 in the environment of `ray start` on every node",
     ),
     Row(
         "MEM-05",
-        r"torch\.(?:cuda\.)?OutOfMemoryError|CUDA out of memory(?:\. Tried to allocate (?P<tried>[\d.]+ [GM]iB))?|CUDA error: out of memory",
+        r"torch\.(?:cuda\.)?OutOfMemoryError|CUDA out of memory(?:\. Tried to allocate (?P<tried>[\d.]+ [GM]iB))?|CUDA error: out of "
+        r"memory",
         "weights",
         "the GPU memory is full (tried to allocate {tried})",
         "lower gpu_memory_utilization, max_model_len or max_num_seqs, and stop what else holds memory on that node",
@@ -95,8 +103,10 @@ TABLE: tuple[Row, ...] = (
         "RAY-01",
         r"Waiting for creating a placement group of specs for (?P<waited_s>3\d|[4-9]\d|\d{3,}) seconds",
         "placement",
-        "Ray cannot place the ranks (waited {waited_s} s): VLLM_HOST_IP is not an address that Ray knows the node by, or its GPUs are reserved",
-        "let VLLM_HOST_IP and --node-ip-address of every node be its fabric address; recreate the Ray containers if a GPU is still reserved",
+        "Ray cannot place the ranks (waited {waited_s} s): VLLM_HOST_IP is not an address that Ray knows the node by, or its GPUs are "
+        "reserved",
+        "let VLLM_HOST_IP and --node-ip-address of every node be its fabric address; recreate the Ray containers if a GPU is still "
+        "reserved",
     ),
     Row(
         "RAY-01",
@@ -121,7 +131,8 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(
         "RAY-02",
-        r"Using Ray backend requires installation of ray|Ray is not installed|No module named 'ray'|exec: \"ray\": executable file not found|ray: command not found",
+        r"Using Ray backend requires installation of ray|Ray is not installed|No module named 'ray'|exec: \"ray\": executable file not "
+        r"found|ray: command not found",
         "container",
         "the image has no Ray",
         "choose an image with Ray, or spark_executor: mp",
@@ -142,7 +153,8 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(
         "RAY-16",
-        r"Failed to connect to GCS(?: at address (?P<address>\S+?)(?: within| |$))?|Could not find any running Ray instance|Unable to connect to GCS",
+        r"Failed to connect to GCS(?: at address (?P<address>\S+?)(?: within| |$))?|Could not find any running Ray instance|Unable to "
+        r"connect to GCS",
         "ray",
         "no Ray head answers (at {address})",
         "see whether the Ray container of the head runs and which address it was given",
@@ -156,7 +168,8 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(
         "RAY-20",
-        r"(?:The node with node id.*has been marked dead|A raylet (?:with|died)|raylet\b.*(?:exited|died|crashed) unexpectedly|ActorDiedError.*node (?:was|has) (?:terminated|died)"
+        r"(?:The node with node id.*has been marked dead|A raylet (?:with|died)|raylet\b.*(?:exited|died|crashed) unexpectedly"
+        r"|ActorDiedError.*node (?:was|has) (?:terminated|died)"
         r"|The actor's node was terminated|[Nn]ode (?P<address>[\d.]+)? ?(?:is dead|died))",
         "",
         "a Ray node {address} died",
@@ -202,8 +215,10 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(
         "MOD-01",
-        r"(?:LocalEntryNotFoundError|OSError: Can't load the configuration|Cannot find any model weights with|No such file or directory: '(?P<path>[^']*\.(?:safetensors|json|bin|model))'"
-        r"|does not appear to have (?:a file|files) named (?P<file>[^\s.]+\.[\w]+)|FileNotFoundError(?!.*No such file or directory: ').*safetensors|safetensors.*(?:incomplete metadata|header too (?:large|small)))",
+        r"(?:LocalEntryNotFoundError|OSError: Can't load the configuration|Cannot find any model weights with|No such file or directory: "
+        r"'(?P<path>[^']*\.(?:safetensors|json|bin|model))'"
+        r"|does not appear to have (?:a file|files) named (?P<file>[^\s.]+\.[\w]+)|FileNotFoundError(?!.*No such file or directory: "
+        r"').*safetensors|safetensors.*(?:incomplete metadata|header too (?:large|small)))",
         "weights",
         "a file of the model is missing or damaged on this node ({path}{file})",
         "run --tags model,sync: it verifies every file on every node",
@@ -232,7 +247,8 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(
         "VLL-01",
-        r"(?:InvalidCxxCompiler|RuntimeError: Failed to find C compiler|No working C\+\+ compiler found|g\+\+.*not found|gcc: (?:fatal error|not found))",
+        r"(?:InvalidCxxCompiler|RuntimeError: Failed to find C compiler|No working C\+\+ compiler found|g\+\+.*not found|gcc: (?:fatal "
+        r"error|not found))",
         "compile",
         "the image has no compiler and compilation is on",
         "add --enforce-eager (or TORCHDYNAMO_DISABLE=1), or use an image with a compiler",
@@ -327,15 +343,42 @@ TABLE: tuple[Row, ...] = (
         "look at the logs of all ranks; try --enforce-eager",
     ),
     # --- what only follows from a cause
-    Row("VLL-21", r"DistBackendError|NCCL error|ncclCommInitRank.*(?:failed|invalid usage)|ncclUnhandledCudaError|ncclSystemError", "placement",
-        "NCCL could not connect the ranks", "see NCCL_SOCKET_IFNAME, NCCL_IB_HCA and the fabric check of both nodes", primary=False, fatal=False),
-    Row("VLL-20", r"RayWorkerProc rank=(?P<rank>\d+) died unexpectedly|Worker proc (?P<proc>\S+) died unexpectedly(?: \(exit code: (?P<exit_code>-?\d+)\))?|Ray workers have not started successfully",
-        "", "a rank {rank}{proc} died", "look at the log of that rank's node", primary=False),
-    Row("VLL-20", r"EngineCore failed to start|Engine core initialization failed|EngineCore encountered a fatal error|[Ee]ngine core proc(?:ess)?.* died unexpectedly|EngineDeadError",
-        "", "the engine ended", "look at the lines before it", primary=False),
-    Row("VLL-20", r"WorkerProc (?:initialization failed|failed to start)|RayWorkerProc failed|Executor failed",
-        "", "a rank could not start", "look at the lines before it", primary=False),
-)  # fmt: skip
+    Row(
+        "VLL-21",
+        r"DistBackendError|NCCL error|ncclCommInitRank.*(?:failed|invalid usage)|ncclUnhandledCudaError|ncclSystemError",
+        "placement",
+        "NCCL could not connect the ranks",
+        "see NCCL_SOCKET_IFNAME, NCCL_IB_HCA and the fabric check of both nodes",
+        primary=False,
+        fatal=False,
+    ),
+    Row(
+        "VLL-20",
+        r"RayWorkerProc rank=\[?(?P<rank>\d[\d, ]*)\]? died unexpectedly|Worker proc (?P<proc>\S+) died unexpectedly(?: \(exit "
+        r"code: (?P<exit_code>-?\d+)\))?|Ray workers have not started successfully",
+        "",
+        "a rank {rank}{proc} died",
+        "look at the log of that rank's node",
+        primary=False,
+    ),
+    Row(
+        "VLL-20",
+        r"EngineCore failed to start|Engine core initialization failed|EngineCore encountered a fatal error|[Ee]ngine core "
+        r"proc(?:ess)?.* died unexpectedly|EngineDeadError",
+        "",
+        "the engine ended",
+        "look at the lines before it",
+        primary=False,
+    ),
+    Row(
+        "VLL-20",
+        r"WorkerProc (?:initialization failed|failed to start)|RayWorkerProc failed|Executor failed",
+        "",
+        "a rank could not start",
+        "look at the lines before it",
+        primary=False,
+    ),
+)
 
 # Neither failure nor progress: a heartbeat, a warning that is normal on two Sparks, an access-log line.
 NOISE: tuple[tuple[str, str], ...] = (
@@ -357,8 +400,16 @@ _ANY = re.compile("|".join(f"(?:{re.sub(r'[(][?]P<[^>]+>', '(?:', row.pattern)})
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _PREFIX = re.compile(r"^(?:\s*\((?:[\w. -]+ )?pid=\d+[^)]*\) ?)+")
 _LEVEL = re.compile(r"^(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)\s+\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?(?: \[(?P<source>[^\]]*)\])?\s?")
-_EXCEPTION = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit))(?:: (?P<text>.*))?$")
-_WEAK_TYPES = ("KeyboardInterrupt", "SystemExit", "EngineDeadError", "CancelledError", "StopIteration", "BrokenPipeError", "ConnectionResetError")
+_EXCEPTION = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*)?(?:Error|Exception|Interrupt|Exit))(?:: (?P<text>.*))?$")
+_WEAK_TYPES = (
+    "KeyboardInterrupt",
+    "SystemExit",
+    "EngineDeadError",
+    "CancelledError",
+    "StopIteration",
+    "BrokenPipeError",
+    "ConnectionResetError",
+)
 
 
 def clean(line: str) -> tuple[str, str]:
@@ -436,7 +487,7 @@ def exception(line: str) -> dict[str, t.Any] | None:
 
 
 def rank(cause: t.Mapping[str, t.Any]) -> int:
-    """0 a known cause, 1 an unknown exception that was logged as an error, 2 one that was only printed, 3 what only follows from a cause."""
+    """0 a known cause, 1 an unknown exception logged as an error, 2 one that was only printed, 3 what follows from a cause."""
     if not cause["primary"]:
         return 3
     if cause["id"] != "VLL-00":

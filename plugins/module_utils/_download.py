@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Asking a Hugging Face hub what a snapshot consists of, and the program that downloads it inside the serving image.
 
-PRIVATE to the collection. This file is also that program (``python3 _download.py JOB``): its source is written to the node and mounted into the container, so
+PRIVATE to the collection. This file is also that program (``python3 _download.py JOB``): its source is written to the node and mounted
+into the container, so
 it uses the standard library and imports nothing of the collection; ``huggingface_hub`` is imported only where the program runs.
 
-The HTTP API of the hub: ``/api/models/<repo>/revision/<rev>?blobs=true`` (files with size, git blob id, sha256 of LFS files), errors told apart by status and the
+The HTTP API of the hub: ``/api/models/<repo>/revision/<rev>?blobs=true`` (files with size, git blob id,
+sha256 of LFS files), errors told apart by status and the
 headers X-Error-Code and X-Error-Message, rate limits by 429 with Retry-After.
 """
 
@@ -34,7 +36,7 @@ class HubError(Exception):
         self.data: dict[str, t.Any] = {"kind": kind, "status": status, "code": code, "message": message, "retry_after": retry_after}
 
 
-# --- pure ---------------------------------------------------------------------------------------------------------------------------------------------
+# --- pure ---
 
 
 def retry_after_seconds(value: str, now: float) -> float:
@@ -61,7 +63,7 @@ def classify(status: int, headers: t.Mapping[str, str], now: float) -> HubError:
         return HubError("hub-403", message or "no access", status=status, code=code)
     if status == 404:
         return HubError("hub-404", message or "not found", status=status, code=code)
-    return HubError("hub-unreachable", message or f"HTTP {status}", status=status, code=code)
+    return HubError("hub-unreachable", f"HTTP {status} {message}".strip(), status=status, code=code)
 
 
 def _matches(path: str, patterns: t.Iterable[str]) -> bool:
@@ -74,7 +76,9 @@ def wanted(path: str, allow: t.Sequence[str], ignore: t.Sequence[str]) -> bool:
 
 
 def manifest_of(info: t.Mapping[str, t.Any]) -> list[dict[str, t.Any]] | None:
-    """Rows path, size, blob, algo from an answer of model info with ``blobs=true``; None when the hub left sizes or ids out (then ask its tree)."""
+    """Rows path, size, blob, algo from an answer of model info with ``blobs=true``; None when the hub left sizes or ids out (then ask
+    its tree).
+    """
     rows = []
     for item in info.get("siblings") or []:
         lfs = item.get("lfs") or {}
@@ -104,20 +108,26 @@ def problem_fields(error: t.Mapping[str, t.Any], *, repo_id: str, revision: str,
     page = f"{endpoint}/{repo_id}"
     if kind == "hub-401":
         first = "the token is not accepted" if token else "no token was given"
-        gated = "it is gated" if error.get("code") == "GatedRepo" else "it is private or gated, or there is no such model (a hub answers the same)"
+        gated = (
+            "it is gated"
+            if error.get("code") == "GatedRepo"
+            else "it is private or gated, or there is no such model (a hub answers the same)"
+        )
         return {
             "found": f"401 from {endpoint} for {what}: {first}; {gated} ({said})",
             "expected": "a valid token of an account that may read it",
-            "remedy": f"check the name; else make a read token at {endpoint}/settings/tokens and put it in the file that spark_hf_token_file names",
+            "remedy": f"check the name; else make a read token at {endpoint}/settings/tokens, in the file that spark_hf_token_file names",
         }
     if kind == "hub-403":
         return {
             "found": f"403 from {endpoint} for {what}: the token is valid but has no access ({said})",
             "expected": "access of this account to this model",
-            "remedy": f"accept the licence at {page} with the token's account (or wait for its approval), or give the token the right to read gated models",
+            "remedy": f"accept the licence at {page} with the token's account (or wait for approval), or let the token read gated models",
         }
     if kind == "hub-404":
-        missing = {"RevisionNotFound": f"revision {revision} of {repo_id}", "EntryNotFound": f"a file of {what}"}.get(str(error.get("code")), repo_id)
+        missing = {"RevisionNotFound": f"revision {revision} of {repo_id}", "EntryNotFound": f"such file in {what}"}.get(
+            str(error.get("code")), repo_id
+        )
         return {
             "found": f"404 from {endpoint}: no {missing} ({said})",
             "expected": "a model and revision that the hub knows",
@@ -140,7 +150,7 @@ def problem_fields(error: t.Mapping[str, t.Any], *, repo_id: str, revision: str,
         return {
             "found": f"no usable answer from {endpoint}: {said}",
             "expected": "a hub that this node reaches",
-            "remedy": "check DNS, proxy and Internet access of this node, or set spark_hf_endpoint; with the model already on disk set offline",
+            "remedy": "check DNS, proxy and Internet of this node, or set spark_hf_endpoint; or set spark_model_offline if it is on disk",
         }
     return {
         "found": f"the download of {what} failed: {said}",
@@ -149,7 +159,7 @@ def problem_fields(error: t.Mapping[str, t.Any], *, repo_id: str, revision: str,
     }
 
 
-# --- asking the hub (on the node, standard library) -----------------------------------------------------------------------------------------------------
+# --- asking the hub (on the node, standard library) ---
 
 
 class _SafeRedirect(urllib.request.HTTPRedirectHandler):
@@ -192,7 +202,7 @@ class Hub:
             with exc:
                 if exc.code in (301, 302, 303, 307, 308):
                     return exc.code, exc.headers, b""
-                raise classify(exc.code, exc.headers, time.time()) from exc
+                raise classify(exc.code, t.cast("t.Mapping[str, str]", exc.headers), time.time()) from exc
         except (OSError, ValueError) as exc:
             reason = getattr(exc, "reason", exc)
             raise HubError("hub-unreachable", str(reason) or type(exc).__name__) from exc
@@ -208,7 +218,9 @@ class Hub:
                 return self._once(method, url, follow)
             except HubError as exc:
                 wait = exc.data["retry_after"] or float(2**attempt)
-                passing = exc.data["kind"] == "hub-429" or (exc.data["kind"] == "hub-unreachable" and exc.data["status"] in (0, 500, 502, 503, 504))
+                passing = exc.data["kind"] == "hub-429" or (
+                    exc.data["kind"] == "hub-unreachable" and exc.data["status"] in (0, 500, 502, 503, 504)
+                )
                 if not passing or attempt == self.retries or spent + wait > self.patience:
                     raise
                 self.sleep(wait)
@@ -251,11 +263,13 @@ class Hub:
         self.request("HEAD", f"/{urllib.parse.quote(repo_id)}/resolve/{commit}/{urllib.parse.quote(path)}", follow=False)
 
 
-# --- the program (in the container) ---------------------------------------------------------------------------------------------------------------------
+# --- the program (in the container) ---
 
 
 def classify_exception(exc: BaseException) -> dict[str, t.Any]:
-    """What an exception of huggingface_hub means; the whole cause chain is looked at, because it hides an HTTP error behind 'not in the cache'."""
+    """What an exception of huggingface_hub means; the whole cause chain is looked at, because it hides an HTTP error behind 'not in the
+    cache'.
+    """
     chain: list[BaseException] = []
     item: BaseException | None = exc
     while item is not None and item not in chain:

@@ -4,8 +4,10 @@
 
 PRIVATE to the collection.
 
-The two image stores of Docker name the same image differently: the classic store's ``Id`` is the digest of the config, the containerd store's is the
-digest of the manifest or index, ``RepoDigests`` are lost by save and load. What is equal on all nodes is the content: diff ids, platform and config.
+The two image stores of Docker name the same image differently: the classic store's ``Id`` is the digest of the config, the containerd
+store's is the
+digest of the manifest or index, ``RepoDigests`` are lost by save and load. What is equal on all nodes is the content: diff ids, platform
+and config.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ def _config(inspect: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
 def image_fingerprint(inspect: t.Mapping[str, t.Any]) -> str:
     """Content identity of an image: 64 hex digits, equal on every node and in both Docker stores.
 
-    ``inspect`` is one element of ``docker image inspect``. Never uses Id, RepoTags, RepoDigests, Created or Size: these depend on the store or on the way
+    ``inspect`` is one element of ``docker image inspect``. Never uses Id, RepoTags, RepoDigests, Created or Size: these depend on the
+    store or on the way
     the image came. "" when the data has no layers at all (not an image).
     """
     layers = list((inspect.get("RootFS") or {}).get("Layers") or [])
@@ -117,7 +120,8 @@ def split_reference(reference: str) -> Reference:
 def local_reference(reference: str) -> str:
     """The name under which an image runs on *every* node.
 
-    A digest reference cannot be set by ``docker tag`` and is lost by save and load (DOC-09), so for ``name@sha256:…`` it is an own immutable tag made
+    A digest reference cannot be set by ``docker tag`` and is lost by save and load (DOC-09), so for ``name@sha256:…`` it is an own
+    immutable tag made
     from that digest, the same on all nodes; ``name:tag`` stays as it is and ``name`` becomes ``name:latest``.
     """
     parts = split_reference(reference)
@@ -126,7 +130,7 @@ def local_reference(reference: str) -> str:
     return f"{parts.name}:{parts.tag or 'latest'}"
 
 
-# --- platform and errors ------------------------------------------------------------------------------------------------------------------------------
+# --- platform and errors ---
 
 _MACHINES = {"aarch64": "arm64", "arm64": "arm64", "x86_64": "amd64", "amd64": "amd64"}
 
@@ -150,7 +154,12 @@ PULL_ERRORS: tuple[tuple[str, str, str, str], ...] = (
         "the Docker daemon does not answer",
         "systemctl status docker on this node",
     ),
-    (r"no space left on device|disk quota exceeded", "disk-image", "the disk of Docker's data is full", "free space there (docker system df), then run again"),
+    (
+        r"no space left on device|disk quota exceeded",
+        "disk-image",
+        "the disk of Docker's data is full",
+        "free space there (docker system df), then run again",
+    ),
     (
         r"no matching manifest for|does not match the specified platform|image operating system .* cannot be used",
         "DOC-11",
@@ -176,20 +185,21 @@ PULL_ERRORS: tuple[tuple[str, str, str, str], ...] = (
         "install its CA below /etc/docker/certs.d on this node, and check the clock",
     ),
     (
-        r"pull access denied|unauthorized|authentication required|no basic auth credentials|denied: requested access|403 Forbidden|insufficient_scope",
+        r"pull access denied|unauthorized|authentication required|no basic auth credentials|denied: requested access|403 Forbidden"
+        r"|insufficient_scope",
         "image-denied",
         "the registry refuses: the repository does not exist, is private, or needs docker login",
         "check the name; for a private image run docker login on this node as root",
     ),
     (
-        r"manifest unknown|manifest for .* not found|name unknown|repository .* not found|: not found|failed to resolve reference .*not found",
+        r"manifest unknown|manifest for .* not found|name unknown|repository .* not found|: not found",
         "image-unknown",
         "the registry does not have this image",
         "correct spark_image (name, tag or digest)",
     ),
     (
-        r"dial tcp|no such host|connection refused|i/o timeout|TLS handshake timeout|Client\.Timeout|net/http: request canceled|network is unreachable|EOF$"
-        r"|connection reset by peer|502 Bad Gateway|503 Service Unavailable|504 Gateway",
+        r"dial tcp|no such host|connection refused|i/o timeout|TLS handshake timeout|Client\.Timeout|net/http: request canceled"
+        r"|network is unreachable|EOF$|connection reset by peer|502 Bad Gateway|503 Service Unavailable|504 Gateway",
         "registry-unreachable",
         "the registry does not answer",
         "check DNS, proxy and Internet access of this node, and that the registry runs",
@@ -212,7 +222,7 @@ def last_line(text: str) -> str:
     return lines[-1][:400] if lines else "no output"
 
 
-# --- blobs of an image on the head ----------------------------------------------------------------------------------------------------------------------
+# --- blobs of an image on the head ---
 
 _OCI = "application/vnd.oci.image."
 _INDEX_TYPES = (_OCI + "index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
@@ -224,8 +234,14 @@ class NotServable(Exception):
 
 
 def content_roots(docker_root: str, config_toml: str = "") -> list[str]:
-    """Directories where containerd's content store may be: the system's containerd (also with an own ``root`` in config.toml), dockerd's own one."""
-    roots = [*re.findall(r'(?m)^\s*root\s*=\s*["\']([^"\']+)["\']', config_toml), "/var/lib/containerd", os.path.join(docker_root, "containerd", "daemon")]
+    """Directories where containerd's content store may be: the system's containerd (also with an own ``root`` in config.toml), dockerd's
+    own one.
+    """
+    roots = [
+        *re.findall(r'(?m)^\s*root\s*=\s*["\']([^"\']+)["\']', config_toml),
+        "/var/lib/containerd",
+        os.path.join(docker_root, "containerd", "daemon"),
+    ]
     return [os.path.join(root, "io.containerd.content.v1.content", "blobs", "sha256") for root in dict.fromkeys(roots)]
 
 
@@ -260,9 +276,12 @@ def pick_manifest(index: t.Mapping[str, t.Any], architecture: str, os_name: str)
 
 
 def view_of_content(directory: str, inspect: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
-    """Registry view of an image in a containerd content store: {manifest_digest, manifests{digest: media type}, blobs{hex: {path, size}}, bytes}.
+    """Registry view of an image in containerd's content store.
 
-    Starts at ``Id`` (index or manifest), picks the platform, and only when config and every layer are there with the right size and the config has the
+    {manifest_digest, manifests{digest: media type}, blobs{hex: {path, size}}, bytes}.
+
+    Starts at ``Id`` (index or manifest), picks the platform, and only when config and every layer are there with the right size and the
+    config has the
     layers that Docker shows. Anything else: NotServable.
     """
     descriptor: dict[str, t.Any] = {"digest": str(inspect.get("Id") or "")}
@@ -315,9 +334,10 @@ def _store(source: t.Any, blobs: str) -> tuple[str, int, bytes]:
 
 
 def stage(stream: t.Any, directory: str) -> dict[str, t.Any]:
-    """Unpack a ``docker save`` stream (old or OCI form) into ``directory``/blobs keyed by digest and write an own OCI manifest; the view (as view_of_content).
+    """Unpack a ``docker save`` stream (old or OCI form) into ``directory``/blobs keyed by digest; the view (as view_of_content).
 
-    Save's own OCI manifest is not trusted (moby #47065): only manifest.json, config and layers are used. Raises NotServable for a broken stream.
+    An own OCI manifest is written; save's one is not trusted (moby #47065): only manifest.json, config and layers are used.
+    Raises NotServable for a broken stream.
     """
     blobs = os.path.join(directory, "blobs")
     os.makedirs(blobs, exist_ok=True)

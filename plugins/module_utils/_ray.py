@@ -143,9 +143,10 @@ def _number(value: float) -> int | float:
 def cluster_state(table: t.Mapping[str, t.Any], plan: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
     """Compare Ray's table with the plan.
 
-    ``plan`` = {nodes: [addresses], gpus: total (0 = gpus_per_node x nodes), gpus_per_node, require_idle}. Returns {ready, missing, unexpected,
-    duplicates, gpus, gpus_free, reasons, nodes: [{address, hostname, gpus, gpus_free, started}], dead: {address: reason}, newest: newest start (epoch
-    seconds) or None}. ``unexpected`` are alive nodes that are not planned: strangers, or our node under another address.
+    ``plan`` = {nodes: [addresses], gpus: total (0 = gpus_per_node x nodes), gpus_per_node, require_idle}. Returns {ready, missing,
+    unexpected, duplicates, gpus, gpus_free, reasons, nodes: [{address, hostname, gpus, gpus_free, started}], dead: {address: reason},
+    newest: newest start (epoch seconds) or None}. ``unexpected`` are alive nodes that are not planned:
+    strangers, or our node under another address.
     """
     planned = list(plan.get("nodes") or [])
     per_node = float(plan.get("gpus_per_node") or 0)
@@ -157,7 +158,9 @@ def cluster_state(table: t.Mapping[str, t.Any], plan: t.Mapping[str, t.Any]) -> 
     unexpected = sorted({address for address in addresses if address not in planned})
     duplicates = sorted({address for address in addresses if addresses.count(address) > 1})
     dead = {
-        str(n.get("address")): str(n.get("death") or "it left") for n in table.get("nodes") or [] if not n.get("alive") and str(n.get("address")) in missing
+        str(n.get("address")): str(n.get("death") or "it left")
+        for n in table.get("nodes") or []
+        if not n.get("alive") and str(n.get("address")) in missing
     }
     for address in missing:
         reasons.append(f"{address} is not in the cluster" + (f" (it was: {dead[address]})" if address in dead else ""))
@@ -170,7 +173,15 @@ def cluster_state(table: t.Mapping[str, t.Any], plan: t.Mapping[str, t.Any]) -> 
         total = float((node.get("resources") or {}).get("GPU", 0))
         free = node.get("available")
         left = total if free is None else float(free.get("GPU", 0))
-        rows.append({"address": str(node["address"]), "hostname": node.get("hostname"), "gpus": _number(total), "gpus_free": _number(left), "started": node.get("started")})
+        rows.append(
+            {
+                "address": str(node["address"]),
+                "hostname": node.get("hostname"),
+                "gpus": _number(total),
+                "gpus_free": _number(left),
+                "started": node.get("started"),
+            }
+        )
         if per_node and str(node["address"]) in planned and total != per_node:
             reasons.append(f"{node['address']} offers {_number(total)} GPU instead of {_number(per_node)}")
         if plan.get("require_idle") and left < total:
@@ -219,10 +230,13 @@ def problem(state: t.Mapping[str, t.Any], table: t.Mapping[str, t.Any], plan: t.
     found = "; ".join(state["reasons"]) or "no node"
     details = {"missing": state["missing"], "unexpected": state["unexpected"], "nodes": state["nodes"], "waited": round(waited, 1)}
     if table.get("via") == "import":
-        return Problem("RAY-02", node=node, stage="ray", found=found, expected="an image with Ray", remedy="choose an image with Ray", **details)
+        return Problem(
+            "RAY-02", node=node, stage="ray", found=found, expected="an image with Ray", remedy="choose an image with Ray", **details
+        )
     if state["unexpected"] and state["missing"]:
         remedy = (
-            f"if {', '.join(state['unexpected'])} is one of our nodes, it registered under the wrong address: give `ray start` --node-ip-address and the "
+            f"if {', '.join(state['unexpected'])} is one of our nodes, it registered under the wrong address: give `ray start` "
+            "--node-ip-address and the "
             "container VLLM_HOST_IP of its fabric address and recreate it (--tags ray); otherwise a foreign node joined this head"
         )
         return Problem("RAY-01", node=node, stage="ray", found=found, expected=expected, remedy=remedy, **details)
@@ -232,12 +246,17 @@ def problem(state: t.Mapping[str, t.Any], table: t.Mapping[str, t.Any], plan: t.
     waiting = f" after {waited:.0f} s" if waited >= 1 else ""
     if not state["nodes"]:
         remedy = "see the log of the Ray container on the head"
-        return Problem("RAY-13", node=node, stage="ray", found=f"no Ray cluster{waiting}: {found}", expected=expected, remedy=remedy, **details)
+        return Problem(
+            "RAY-13", node=node, stage="ray", found=f"no Ray cluster{waiting}: {found}", expected=expected, remedy=remedy, **details
+        )
     if state["missing"]:
         remedy = f"see the log of the Ray container on {', '.join(state['missing'])}, and that it reaches the head's port over the fabric"
         return Problem("RAY-13", node=node, stage="ray", found=f"{found}{waiting}", expected=expected, remedy=remedy, **details)
     if any("is reserved" in reason for reason in state["reasons"]):
-        remedy = "a server still holds it, or one that ended uncleanly did not give it back: stop the server, or recreate the Ray containers (--tags ray)"
+        remedy = (
+            "a server still holds it, or one that ended uncleanly did not give it back: stop the server, or recreate "
+            "the Ray containers (--tags ray)"
+        )
         return Problem("RAY-12", node=node, stage="ray", found=f"{found}{waiting}", expected="every GPU free", remedy=remedy, **details)
     remedy = "recreate the Ray containers of all nodes (--tags ray)"
     return Problem("RAY-07", node=node, stage="ray", found=f"{found}{waiting}", expected=expected, remedy=remedy, **details)

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """State of one model snapshot in a Hugging Face cache on this node: cheap (stat only), and the stamps of full verifications.
 
-PRIVATE to the collection. The layout is the documented one of huggingface_hub: ``<cache>/hub/models--org--name/{refs,blobs,snapshots}``; a blob is named
+PRIVATE to the collection. The layout is the documented one of huggingface_hub: ``<cache>/hub/models--org--name/{refs,blobs,snapshots}``;
+a blob is named
 by the sha256 of its content (LFS files, 64 hex digits) or by its git SHA-1 (40 hex digits), so every file can be checked without the hub.
 """
 
@@ -43,7 +44,9 @@ def login_user(environ: t.Mapping[str, str] | None = None, getpwuid: t.Callable[
 
 
 def resolve_cache_dir(cache_dir: str, login: Login | None = None) -> str:
-    """Absolute path of the cache on this node; ``~`` is the home of the login user on the node, never of root or of the controller (MOD-07)."""
+    """Absolute path of the cache on this node; ``~`` is the home of the login user on the node, never of root or of the controller
+    (MOD-07).
+    """
     path = cache_dir.strip()
     if path == "~" or path.startswith("~/"):
         path = (login or login_user()).home + path[1:]
@@ -124,7 +127,9 @@ def read_stamp(path: str) -> dict[str, t.Any] | None:
 def write_stamp(
     folder: str, commit: str, manifest: t.Sequence[t.Mapping[str, t.Any]], stamp_dir: str | None = None, **extra: t.Any
 ) -> dict[str, t.Any]:
-    """Record that every file of ``manifest`` was just verified: size, mtime_ns and inode of each. Atomic; needs write access to the stamp dir."""
+    """Record that every file of ``manifest`` was just verified: size, mtime_ns and inode of each. Atomic; needs write access to the
+    stamp dir.
+    """
     snapshot = os.path.join(folder, "snapshots", commit)
     files = []
     for row in manifest:
@@ -198,8 +203,10 @@ def _state(repo_id: str, commit: str | None, path: str, **over: t.Any) -> dict[s
 def local_state(cache_dir: str, repo_id: str, revision: str, *, stamp_dir: str | None = None) -> dict[str, t.Any] | None:
     """Cheap state of one snapshot on this node: stats and reads of small state files only, nothing is hashed, no hub is asked.
 
-    ``cache_dir`` is HF_HOME (``~`` = login user's home), ``revision`` a branch, tag or commit. ``complete`` without ``verified`` means: every link has
-    its file and no shard of a numbered series is missing. ``verified`` means: a full verification happened and no file changed since (size, mtime_ns,
+    ``cache_dir`` is HF_HOME (``~`` = login user's home), ``revision`` a branch, tag or commit.
+    ``complete`` without ``verified`` means: every link has
+    its file and no shard of a numbered series is missing. ``verified`` means: a full verification happened and no file changed since
+    (size, mtime_ns,
     inode). ``reason`` says why it is not complete. None when ``cache_dir`` is "" or does not exist. Never raises for what lies on the disk.
     """
     root = resolve_cache_dir(cache_dir)
@@ -216,7 +223,9 @@ def local_state(cache_dir: str, repo_id: str, revision: str, *, stamp_dir: str |
     if stamp and changed is None:
         total = sum(row["size"] for row in stamp["files"])
         digest = str(stamp.get("manifest_digest", ""))
-        return _state(repo_id, commit, snapshot, complete=True, verified=True, files=len(stamp["files"]), bytes=total, manifest_digest=digest)
+        return _state(
+            repo_id, commit, snapshot, complete=True, verified=True, files=len(stamp["files"]), bytes=total, manifest_digest=digest
+        )
     try:
         rows, dangling = list_snapshot(snapshot)
     except OSError as exc:
@@ -235,11 +244,23 @@ def local_state(cache_dir: str, repo_id: str, revision: str, *, stamp_dir: str |
     return _state(repo_id, commit, snapshot, complete=not reason, reason=reason, **facts)
 
 
-# --- what is there, what is missing -------------------------------------------------------------------------------------------------------------------
+def model_config(snapshot: str) -> dict[str, t.Any] | None:
+    """config.json of a snapshot directory, or None where there is none that can be read (a GGUF model has none)."""
+    try:
+        with open(os.path.join(snapshot, "config.json"), encoding="utf-8") as handle:
+            config = json.load(handle)
+    except (OSError, ValueError):
+        return None
+    return config if isinstance(config, dict) else None
+
+
+# --- what is there, what is missing ---
 
 
 class Found(t.NamedTuple):
-    """Rows of a manifest sorted by what the disk says. ``good``: verified before and untouched; ``unknown``: right size, to be hashed; ``missing``."""
+    """Rows of a manifest sorted by what the disk says. ``good``: verified before and untouched; ``unknown``: right size, to be hashed;
+    ``missing``.
+    """
 
     good: list[dict[str, t.Any]]
     unknown: list[dict[str, t.Any]]
@@ -251,7 +272,9 @@ def _key(info: os.stat_result) -> tuple[int, int, int]:
 
 
 def trusted_files(folder: str, stamp_dir: str | None = None) -> dict[tuple[int, int, int], str]:
-    """``(inode, size, mtime_ns) -> blob`` over the stamps of all revisions of one model: a new revision does not hash what an old one proved."""
+    """``(inode, size, mtime_ns) -> blob`` over the stamps of all revisions of one model: a new revision does not hash what an old one
+    proved.
+    """
     trusted: dict[tuple[int, int, int], str] = {}
     suffix = stamp_path(folder, "0" * 40, stamp_dir)[-18:]
     directory = stamp_dir or STAMP_DIR
@@ -379,7 +402,8 @@ def check_manifest(rows: t.Sequence[t.Mapping[str, t.Any]]) -> str | None:
 def publish(folder: str, commit: str, rows: t.Sequence[t.Mapping[str, t.Any]], staging: str, owner: Owner) -> list[str]:
     """Make ``snapshots/<commit>`` show every row; paths that were linked. All blobs must be in place.
 
-    A new snapshot is built in ``staging`` (same file system, outside hub/) and renamed, so nobody sees half of it; in an existing one each missing or
+    A new snapshot is built in ``staging`` (same file system, outside hub/) and renamed, so nobody sees half of it; in an existing one
+    each missing or
     wrong link is replaced by rename.
     """
     top = os.path.join(folder, "snapshots", commit)

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Read-only server of one model's or one image's blobs, for the length of a play.
 
-PRIVATE to the collection. This file is also the program that runs on the head: its source is written there and started as a transient systemd unit, so it
+PRIVATE to the collection. This file is also the program that runs on the head: its source is written there and started as a transient
+systemd unit, so it
 uses the standard library only and imports nothing of the collection.
 
 ``python3 _sync_server.py CONFIG``; CONFIG (JSON, mode 0600)::
@@ -11,8 +12,10 @@ uses the standard library only and imports nothing of the collection.
      "lifetime": 3600, "state": "/run/…/x.state", "manifest_digest": "…",
      "blobs": {"<hash>": {"path": "/…", "size": 123}}, "manifests": {"sha256:…": "application/vnd.oci.image.manifest.v1+json"}}
 
-Model: ``/<token>/blobs/<hash>``. Image (OCI distribution, pull only): ``/v2/``, ``/v2/<token>/app/manifests/sha256:…``, ``/v2/<token>/app/blobs/sha256:…``.
-Both: ``/<token>/stats``. GET and HEAD only, one Range; only names of the config; a client whose address is not a peer (or the head itself) is refused.
+Model: ``/<token>/blobs/<hash>``. Image (OCI distribution, pull only): ``/v2/``, ``/v2/<token>/app/manifests/sha256:…``,
+``/v2/<token>/app/blobs/sha256:…``.
+Both: ``/<token>/stats``. GET and HEAD only, one Range; only names of the config; a client whose address is not a peer (or the head
+itself) is refused.
 """
 
 from __future__ import annotations
@@ -36,7 +39,9 @@ _IDLE_SECONDS = 120
 
 
 def parse_range(header: str, size: int) -> tuple[int, int] | None:
-    """First and last byte for a Range header of one range; the whole file without one. None: not satisfiable (416). A malformed one is ignored (RFC 9110)."""
+    """First and last byte for a Range header of one range; the whole file without one. None: not satisfiable (416). A malformed one is
+    ignored (RFC 9110).
+    """
     whole = (0, size - 1)
     match = _RANGE.fullmatch(header.strip()) if header else None
     if not match or not (match[1] or match[2]):
@@ -77,7 +82,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     timeout = _IDLE_SECONDS
     server: Server
 
-    def log_message(self, format: str, *args: t.Any) -> None:  # pylint: disable=redefined-builtin
+    def log_message(self, format: str, *args: t.Any) -> None:  # noqa: A002  # pylint: disable=redefined-builtin
         """No access log: the path holds the token."""
 
     def do_GET(self) -> None:  # pylint: disable=invalid-name
@@ -194,6 +199,8 @@ class Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
         self.config = config
         self._sent: dict[str, int] = {}
         self._guard = threading.Lock()
+        if ":" in config["bind"]:
+            self.address_family = socket.AF_INET6
         super().__init__((config["bind"], int(config["port"])), Handler)
 
     def server_bind(self) -> None:

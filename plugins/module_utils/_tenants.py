@@ -132,7 +132,9 @@ def _container_of(listener: t.Mapping[str, t.Any], containers: list[dict[str, t.
     return None
 
 
-def _claim_ports(node: t.Mapping[str, t.Any], running: list[dict[str, t.Any]], ports: set[int], allowed: _Allowed, label: str, out: _Claims) -> None:
+def _claim_ports(
+    node: t.Mapping[str, t.Any], running: list[dict[str, t.Any]], ports: set[int], allowed: _Allowed, label: str, out: _Claims
+) -> None:
     for container in running:
         for published in container.get("ports") or []:
             port = int(published.get("host_port") or 0)
@@ -199,7 +201,9 @@ def _claim_gpu(node: t.Mapping[str, t.Any], running: list[dict[str, t.Any]], all
             out.add("process", str(process.get("name") or "unknown process"), "refuse", reason, **found)
 
 
-def claims(node: t.Mapping[str, t.Any], stop: t.Mapping[str, t.Any] | None, ports: t.Iterable[int], own_label: str = OWN_LABEL) -> list[dict[str, t.Any]]:
+def claims(
+    node: t.Mapping[str, t.Any], stop: t.Mapping[str, t.Any] | None, ports: t.Iterable[int], own_label: str = OWN_LABEL
+) -> list[dict[str, t.Any]]:
     """What runs on this node and stands in our way, one entry per holder, refusals first.
 
     ``node`` is RV(node) of node_info; ``stop`` = {containers, units, compose_projects} is what the inventory lets us stop;
@@ -310,7 +314,11 @@ def stop_plan(node: t.Mapping[str, t.Any], stop: t.Mapping[str, t.Any], own_labe
     items: list[dict[str, t.Any]] = []
     for unit, state in sorted((node.get("unit_states") or {}).items()):
         if unit_name(unit) in allowed.units and state in ACTIVE_UNIT_STATES:
-            ports = [_place(entry) for entry in node.get("listeners") or [] if entry.get("unit") == unit_name(unit) and not entry.get("container")]
+            ports = [
+                _place(entry)
+                for entry in node.get("listeners") or []
+                if entry.get("unit") == unit_name(unit) and not entry.get("container")
+            ]
             enabled = (node.get("unit_enabled") or {}).get(unit, "")
             items.append({"kind": "unit", "name": unit_name(unit), "containers": [], "enabled": enabled, "ports": ports})
     for project in sorted(allowed.projects):
@@ -345,12 +353,14 @@ def _place(entry: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
 def ports_of(container: t.Mapping[str, t.Any], node: t.Mapping[str, t.Any]) -> list[dict[str, t.Any]]:
     """Where a container answers on this node: its published ports and what it listens on in the host's network."""
     places = [_place(p) for p in container.get("ports") or [] if p.get("host_port") and (p.get("protocol") or "tcp") == "tcp"]
-    places += [_place(entry) for entry in node.get("listeners") or [] if entry.get("container") in (container.get("name"), container.get("id"))]
+    places += [
+        _place(entry) for entry in node.get("listeners") or [] if entry.get("container") in (container.get("name"), container.get("id"))
+    ]
     return [place for number, place in enumerate(places) if place not in places[:number]]
 
 
 def merge_record(record: t.Mapping[str, t.Any] | None, item: t.Mapping[str, t.Any], **facts: t.Any) -> dict[str, t.Any]:
-    """The record with one more item; what was written before an interruption stays, and of an item known already only what is news is taken.
+    """The record with one more item; what was written before an interruption stays, of a known item only news is taken.
 
     Ports are kept from the first time: on the second try the service may be half down.
     """

@@ -29,10 +29,10 @@ CHUNK = 1 << 20
 _REPORT_SECONDS = 0.25
 PART = ".part"
 
-Row = t.Dict[str, t.Any]
+Row = dict[str, t.Any]
 
 
-# --- disk ---------------------------------------------------------------------------------------------------------------------------------------------
+# --- disk ---
 
 
 def nearest_existing(path: str) -> str:
@@ -58,7 +58,9 @@ def human(count: float) -> str:
 
 
 def check_space(path: str, needed: int, margin: int, *, node: str, stage: str, problem: str, what: str, factor: float = 1.0) -> None:
-    """Raise Problem ``problem`` with the numbers when ``needed * factor + margin`` bytes do not fit below ``path``. Nothing needed always fits."""
+    """Raise Problem ``problem`` with the numbers when ``needed * factor + margin`` bytes do not fit below ``path``. Nothing needed
+    always fits.
+    """
     if needed <= 0:
         return
     free = free_bytes(path)
@@ -113,7 +115,7 @@ def make_dirs(path: str, uid: int, gid: int) -> None:
         own(directory, uid, gid, 0o755)
 
 
-# --- locks --------------------------------------------------------------------------------------------------------------------------------------------
+# --- locks ---
 
 
 @contextlib.contextmanager
@@ -145,7 +147,7 @@ def exclusive(path: str, wait: float, *, node: str, stage: str, what: str) -> t.
         os.close(fd)
 
 
-# --- pool ---------------------------------------------------------------------------------------------------------------------------------------------
+# --- pool ---
 
 
 def _serve_tasks(conn: t.Any, inherited: t.Sequence[t.Any], work: t.Callable[[t.Any, t.Callable[[int], None]], t.Any]) -> None:
@@ -167,6 +169,7 @@ def _serve_tasks(conn: t.Any, inherited: t.Sequence[t.Any], work: t.Callable[[t.
             task = conn.recv()
             if task is None:
                 return
+            answer: tuple[t.Any, ...]
             try:
                 answer = ("done", task[0], work(task[1], report))
             except Problem as exc:
@@ -254,7 +257,7 @@ class Pool:
             index = waiting.pop()
             conn.send((index, tasks[index]))
         while open_tasks:
-            ready = multiprocessing.connection.wait(self._conns, timeout=0.5)
+            ready: list[t.Any] = multiprocessing.connection.wait(self._conns, timeout=0.5)
             now = time.monotonic()
             for conn in ready:
                 message = self._receive(conn)
@@ -295,7 +298,7 @@ def default_processes(limit: int = 8) -> int:
     return max(2, min(limit, len(os.sched_getaffinity(0))))
 
 
-# --- hashing ------------------------------------------------------------------------------------------------------------------------------------------
+# --- hashing ---
 
 
 def new_hash(algo: str, size: int) -> t.Any:
@@ -325,9 +328,7 @@ def hash_file(path: str, algo: str, report: t.Callable[[int], None] = lambda cou
     return digest.hexdigest()
 
 
-def hash_many(
-    jobs: t.Sequence[tuple[str, str]], processes: int, *, timeout: float, node: str, stage: str
-) -> list[str]:
+def hash_many(jobs: t.Sequence[tuple[str, str]], processes: int, *, timeout: float, node: str, stage: str) -> list[str]:
     """Digests of ``(path, algo)`` jobs, biggest first in several processes. A file that cannot be read gives ""."""
 
     def work(job: tuple[str, str], report: t.Callable[[int], None]) -> str:
@@ -350,7 +351,7 @@ def hash_many(
     pool = Pool(work, processes, timeout=timeout, stall=min(timeout, 300.0), on_stall=on_stall)
     answers = pool.run([jobs[index] for index in order])
     digests = [""] * len(jobs)
-    for index, answer in zip(order, answers):
+    for index, answer in zip(order, answers, strict=True):
         digests[index] = answer
     return digests
 
@@ -362,7 +363,7 @@ def _size(path: str) -> int:
         return -1
 
 
-# --- puller -------------------------------------------------------------------------------------------------------------------------------------------
+# --- puller ---
 
 
 class Source(t.NamedTuple):
@@ -416,7 +417,7 @@ class Puller:
             "copy-hash",
             f"{row['path']} arrived twice with the hash {digest[:16]}…",
             f"{row['algo']} {row['blob'][:16]}… as the manifest says",
-            "the file on the head is damaged (or the network card corrupts data): verify the model on the head with a full check, then run again",
+            "the file on the head is damaged (or the network corrupts data): verify the model on the head in full, then run again",
         )
 
     def _publish(self, part: str, row: Row) -> None:
@@ -485,7 +486,8 @@ class Puller:
         if time.monotonic() >= deadline:
             raise self.problem(
                 "sync-stalled",
-                f"{row['path']}: no byte from {self.source.address}:{self.source.port} for {self.stall:.0f} s at {human(offset)} of {human(row['size'])} ({why})",
+                f"{row['path']}: no byte from {self.source.address}:{self.source.port} for {self.stall:.0f} s"
+                f" at {human(offset)} of {human(row['size'])} ({why})",
                 "a server on the head that answers over the fabric",
                 "check the fabric cable and that no firewall on the head blocks this port, then run again: what arrived is reused",
             )
@@ -575,7 +577,9 @@ def pull_blobs(
     stall: float,
     node: str = "",
 ) -> dict[str, t.Any]:
-    """Pull blobs, biggest first, in several processes; {bytes_transferred, seconds}. Raises Problem; what arrived stays for the next run."""
+    """Pull blobs, biggest first, in several processes; {bytes_transferred, seconds}. Raises Problem; what arrived stays for the next
+    run.
+    """
     order = sorted(rows, key=lambda row: -int(row["size"]))
     pullers: dict[int, Puller] = {}
 
@@ -600,13 +604,14 @@ def pull_blobs(
     return {"bytes_transferred": sum(received), "seconds": time.monotonic() - begin}
 
 
-# --- child processes ----------------------------------------------------------------------------------------------------------------------------------
+# --- child processes ---
 
 
 class Child:
     """A command with bounded life whose output is read while it runs (``run_command`` cannot be watched).
 
-    With ``terminal=True`` its stdout is a pseudo terminal, so that docker shows bytes. Its own process group, so that all of it can be ended.
+    With ``terminal=True`` its stdout is a pseudo terminal, so that docker shows bytes.
+    It has its own process group, so that all of it can be ended.
     """
 
     def __init__(self, argv: t.Sequence[str], *, terminal: bool = False, raw: bool = False, env: t.Mapping[str, str] | None = None) -> None:
@@ -713,7 +718,8 @@ def watch(
 ) -> Watched:
     """Run a command and end it when it takes longer than ``timeout`` or shows no progress for ``stall`` seconds.
 
-    Progress is a change of ``progress(child)`` (default: output never seen before). Raises Problem ``command-missing`` when there is no such command.
+    Progress is a change of ``progress(child)`` (default: output never seen before). Raises Problem ``command-missing`` when there is no
+    such command.
     """
     begin = last = time.monotonic()
     try:
@@ -740,11 +746,13 @@ def watch(
     return Watched(rc, out, err, ended, time.monotonic() - begin)
 
 
-# --- relay --------------------------------------------------------------------------------------------------------------------------------------------
+# --- relay ---
 
 
 class Relay:
-    """127.0.0.1:<free port> -> one address of the head. Docker trusts its own loopback, so no daemon.json is touched and nothing listens outside.
+    """127.0.0.1:<free port> -> one address of the head.
+
+    Docker trusts its own loopback, so no daemon.json is touched and nothing listens outside.
 
     Lives inside the module's process: when the module ends, it is gone. ``bytes`` counts what came from the head.
     """
@@ -767,7 +775,7 @@ class Relay:
         while not self._stop.is_set():
             try:
                 near, dummy = self._listener.accept()
-            except socket.timeout:
+            except TimeoutError:
                 continue
             except OSError:
                 return
@@ -777,7 +785,8 @@ class Relay:
         try:
             near.settimeout(self.connect_timeout)
             if near.recv(1, socket.MSG_PEEK) == b"\x16":
-                # The containerd store tries TLS first, also on loopback; only an answer that begins with HTTP/ makes it fall back to plain HTTP.
+                # The containerd store tries TLS first, also on loopback; only an answer that begins with HTTP/ makes it fall back to
+                # plain HTTP.
                 near.sendall(b"HTTP/1.0 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
                 near.close()
                 return

@@ -23,7 +23,8 @@ State = dict[str, t.Any]
 STAGES = ("container", "ray", "placement", "weights", "compile", "kv_cache", "graph_capture", "api", "health", "model", "completion")
 ORDER = {name: number for number, name in enumerate(STAGES)}
 
-# Seconds without progress after which a stage has failed. JIT re-tuning after a change was seen to be silent for 36 minutes (compile); the bar of
+# Seconds without progress after which a stage has failed. JIT re-tuning after a change was seen to be silent for 36 minutes (compile);
+# the bar of
 # the graph capture has no line ends, so docker shows it only when it is full.
 STAGE_TIMEOUTS: dict[str, float] = {
     "container": 300,
@@ -46,14 +47,17 @@ SHAPES = 300
 
 _COUNT = r"(?P<n>\d+)/(?P<total>\d+)"
 MARKERS: tuple[tuple[str, str], ...] = (
-    ("container", r"vLLM API server version|\bversion v?(?P<version>\d+\.\d+\.\d\S*)|non-default args|Resolved architecture|Using max model len (?P<max_model_len>\d+)"),
+    ("container", r"vLLM API server version|\bversion v?(?P<version>\d+\.\d+\.\d\S*)|non-default args|Resolved architecture|Using max "
+                  r"model len (?P<max_model_len>\d+)"),
     ("ray", r"Initializing a V1 LLM engine|Connecting to existing Ray cluster|Connected to Ray cluster|Ray is already initialized"),
     ("placement", r"Creating a new placement group|Using the existing placement group|Copying the following environment variables"
                   r"|Waiting for creating a placement group|Env var prefixes to copy|world_size=\d+ rank=\d+|is using nccl|vLLM is using"),
     ("weights", r"Loading (?:safetensors|pt|bin|\w+) ?(?:checkpoint shards|using [\w ]+):\s+\d+% Completed \| " + _COUNT),
-    ("weights", r"Starting to load model|Loading weights took (?P<weights_seconds>[\d.]+) seconds|Loading (?:model )?weights|Loading safetensors"),
+    ("weights", r"Starting to load model|Loading weights took (?P<weights_seconds>[\d.]+) seconds|Loading (?:model )?weights|Loading "
+                r"safetensors"),
     ("weights", r"Model loading took (?P<weights_gib>[\d.]+) ?(?:GiB|GB)(?: memory)? and (?P<loading_seconds>[\d.]+) seconds"),
-    ("compile", r"torch\.compile takes (?P<compile_seconds>[\d.]+) s|for vLLM's torch\.compile|Dynamo bytecode transform time|Compiling a graph"
+    ("compile", r"torch\.compile takes (?P<compile_seconds>[\d.]+) s|for vLLM's torch\.compile|Dynamo bytecode transform time|Compiling "
+                r"a graph"
                 r"|Warming up model for the compilation|Directly load the compiled graph|Cache the graph"),
     ("kv_cache", r"Available KV cache memory: (?P<kv_cache_gib>[\d.]+) GiB"),
     ("kv_cache", r"(?:GPU|CPU) KV cache size: (?P<kv_cache_tokens>[\d,]+) tokens(?:, Maximum concurrency for [\d,]+ tokens per request: "
@@ -102,7 +106,15 @@ def enter(state: State, stage: str, now: float) -> State:
         return state
     done = {"stage": state["stage"], "seconds": round(now - state["since"], 2), "detail": describe(state)}
     return dict(
-        state, stages=[*state["stages"], done], stage=stage, since=now, progress_at=now, counter=None, detail="", shapes=[], errors_in_row=0
+        state,
+        stages=[*state["stages"], done],
+        stage=stage,
+        since=now,
+        progress_at=max(now, state["progress_at"]),
+        counter=None,
+        detail="",
+        shapes=[],
+        errors_in_row=0,
     )
 
 
@@ -169,8 +181,8 @@ def _advance_line(state: State, line: str, now: float) -> State:
             state = dict(state, detail=f"waits for free GPUs for {waited.group(1)} s")
         return dict(state, noise={**state["noise"], name: state["noise"].get(name, 0) + 1})
     state = dict(state, tail=[*state["tail"], text.strip()[:300]][-TAIL:])
-    if moved:
-        return dict(state, progress_at=max(now, state["progress_at"]))
+    if moved is not None:
+        return dict(state, progress_at=max(now, state["progress_at"])) if moved else state
     shape = _DIGITS.sub("#", text.strip())[:80]
     if shape in state["shapes"]:
         return state
@@ -185,8 +197,8 @@ def advance(state: State, lines: t.Iterable[str], now: float) -> State:
 def advance_at(state: State, lines: t.Iterable[tuple[float, str]]) -> State:
     """The state after these new log lines, each with the moment it was written.
 
-    Progress is a stage, a counter that grew, or a line of a form not seen in this stage yet; heartbeats and repeated lines are neither progress nor
-    failure. A bar that rewrites its line with carriage returns is read piece by piece.
+    Progress is a stage, a counter that grew, or a line of a form not seen in this stage yet; heartbeats and repeated lines are neither
+    progress nor failure. A bar that rewrites its line with carriage returns is read piece by piece.
     """
     for written, line in lines:
         at = max(written, state["since"])  # a line that Ray forwarded late does not turn the clock back
@@ -196,7 +208,7 @@ def advance_at(state: State, lines: t.Iterable[tuple[float, str]]) -> State:
 
 
 def written_at(stamp: str, now: float, wall: float) -> float:
-    """A time stamp of docker as a moment of the monotonic clock that shows ``now`` while the node's wall clock shows ``wall`` (epoch seconds)."""
+    """A time stamp of docker on the monotonic clock that shows ``now`` while the wall clock shows ``wall`` (epoch seconds)."""
     try:
         moment = datetime.datetime.fromisoformat(stamp[:19] + "+00:00" if stamp.endswith("Z") else stamp[:19] + stamp[-6:]).timestamp()
         return min(now, now - (wall - moment - float("0." + (stamp[20:29].rstrip("Z") or "0"))))
@@ -238,8 +250,14 @@ def died(state: State, node: str, what: str, now: float, log: str = "", killed: 
     if cause:
         found, remedy, ident = f"{what}: {_diagnosis.sentence(cause)}", cause["remedy"], cause["id"]
     else:
-        found, remedy, ident = f"{what}; last lines: {_diagnosis.last_lines(log) or _tail(state)}", "read the whole log of that container (docker logs), and dmesg if it was killed", "RDY-06"
-    return Problem(ident, node=node, stage=stage, found=found, expected="the server to go on starting", remedy=remedy, **_details(state, cause, now))
+        found, remedy, ident = (
+            f"{what}; last lines: {_diagnosis.last_lines(log) or _tail(state)}",
+            "read the whole log of that container (docker logs), and dmesg if it was killed",
+            "RDY-06",
+        )
+    return Problem(
+        ident, node=node, stage=stage, found=found, expected="the server to go on starting", remedy=remedy, **_details(state, cause, now)
+    )
 
 
 def failed(state: State, node: str, now: float) -> Problem | None:
@@ -338,9 +356,15 @@ def identity_change(before: t.Mapping[str, t.Any], container: t.Mapping[str, t.A
     return None
 
 
-def gone(containers: t.Iterable[t.Mapping[str, t.Any]]) -> list[t.Mapping[str, t.Any]]:
-    """Those that do not run, the first to end first: with a shared process namespace one takes the other with it."""
-    return sorted((c for c in containers if not c["running"]), key=lambda c: str(c.get("finished_at") or ""))
+def gone(containers: t.Iterable[t.Mapping[str, t.Any]], owner: str = "") -> list[t.Mapping[str, t.Any]]:
+    """Those that do not run, the first to end first.
+
+    ``owner`` is the container whose process namespace the others share: its end kills them (137), and Docker may notice theirs first.
+    """
+    ended = sorted((c for c in containers if not c["running"]), key=lambda c: str(c.get("finished_at") or ""))
+    if ended and ended[0].get("exit_code") == 137:
+        ended.sort(key=lambda c: c["name"] != owner)
+    return ended
 
 
 def identity(container: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
@@ -362,7 +386,12 @@ def body_of(answer: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
 def error_text(answer: t.Mapping[str, t.Any]) -> str:
     """``HTTP 503: …`` or ``connection refused``."""
     if answer["kind"] != "status":
-        names = {"refused": "connection refused", "reset": "connection closed before an answer", "timeout": "no answer in time", "unreachable": "unreachable"}
+        names = {
+            "refused": "connection refused",
+            "reset": "connection closed before an answer",
+            "timeout": "no answer in time",
+            "unreachable": "unreachable",
+        }
         text = names.get(answer["kind"], answer["kind"])
         return f"{text} ({answer['error']})" if answer.get("error") and answer["kind"] in ("unreachable", "broken", "timeout") else text
     body = body_of(answer)
@@ -400,7 +429,8 @@ def check_models(answer: t.Mapping[str, t.Any], served: str, node: str) -> dict[
             stage="model",
             found=f"/v1/models lists {', '.join(names) or 'nothing'}",
             expected=f"exactly {served}",
-            remedy="something else answers on this port, or the served name differs: compare spark_served_model_name, and stop the other server",
+            remedy="something else answers on this port, or the served name differs: compare spark_served_model_name, and stop the other "
+            "server",
             models=names,
         )
     length = models[0].get("max_model_len")
@@ -426,8 +456,9 @@ _NO_CHAT = re.compile(r"chat.?template|does not support chat|not support.*chat c
 def check_completion(answer: t.Mapping[str, t.Any], path: str) -> dict[str, t.Any]:
     """{verdict: ok|plain|retry|error|fatal, text, tokens, reason}.
 
-    Judged by tokens, not by text alone: a reasoning model may still be thinking when max_tokens are used up. ``plain`` = this model has no chat
-    template: ask /v1/completions. ``retry`` = not yet; ``error`` = it failed, which may pass once or twice; ``fatal`` = it will not get better.
+    Judged by tokens, not by text alone: a reasoning model may still be thinking when max_tokens are used up. ``plain`` = this model
+    has no chat template: ask /v1/completions. ``retry`` = not yet; ``error`` = it failed, which may pass once or twice; ``fatal`` = it
+    will not get better.
     """
     verdict: dict[str, t.Any] = {"verdict": "retry", "text": "", "tokens": 0, "reason": f"{path}: {error_text(answer)}"}
     if answer["kind"] != "status":
@@ -446,7 +477,8 @@ def check_completion(answer: t.Mapping[str, t.Any], path: str) -> dict[str, t.An
     body = body_of(answer)
     choice = (body.get("choices") or [{}])[0]
     choice = choice if isinstance(choice, dict) else {}
-    message = choice.get("message") if isinstance(choice.get("message"), dict) else {}
+    said = choice.get("message")
+    message: dict[str, t.Any] = said if isinstance(said, dict) else {}
     text = choice.get("text") or message.get("content") or message.get("reasoning_content") or message.get("reasoning") or ""
     tokens = int((body.get("usage") or {}).get("completion_tokens") or 0)
     if tokens >= 1 or str(text).strip():

@@ -32,7 +32,7 @@ def clock(
         yield elapsed
 
 
-def bounded(run_command: t.Callable[..., "tuple[int, str, str]"]) -> Run:
+def bounded(run_command: t.Callable[..., tuple[int, str, str]]) -> Run:
     """``run(argv, timeout=30, data=None)`` over AnsibleModule.run_command; no command outlives its timeout (seconds).
 
     The code is 124 (137 when it had to be killed) when the time was over, 127 when the command does not exist.

@@ -12,13 +12,16 @@ short_description: A complete and verified model snapshot in the Hugging Face ca
 version_added: 0.1.0
 author: dgxspark.serving contributors (!UNKNOWN)
 description:
-  - Downloads one revision of a model into the Hugging Face cache of the node and proves every file by the hash that names it (sha256 for large
+  - Downloads one revision of a model into the Hugging Face cache of the node and proves every file by the hash that names it (sha256 for
+    large
     files, git SHA-1 for the others) and by its size.
   - A snapshot that was verified before and whose files did not change since (size, time, inode) costs a few milliseconds; no hub is asked.
   - What is in the cache already is adopted, not downloaded again, whoever put it there. Files whose content is wrong are fetched again.
-  - The hub is asked for metadata first, so that a wrong name, a missing right, a rate limit, an unreachable hub and a disk that is too small are told
+  - The hub is asked for metadata first, so that a wrong name, a missing right, a rate limit, an unreachable hub and a disk that is too
+    small are told
     apart before anything is downloaded.
-  - The download itself uses C(huggingface_hub) of the serving image in a short-lived container, or a given Python. It is watched by the growth of
+  - The download itself uses C(huggingface_hub) of the serving image in a short-lived container, or a given Python. It is watched by the
+    growth of
     bytes on disk; when it stands still it is stopped and tried again without Xet.
 extends_documentation_fragment:
   - dgxspark.serving.attributes
@@ -190,6 +193,7 @@ import time
 import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
+
 from ansible_collections.dgxspark.serving.plugins.module_utils import _download, _snapshot, _transfer
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 
@@ -218,7 +222,9 @@ def tree_bytes(paths: t.Iterable[str], limit: int = 20000) -> int:
 
 
 def container_argv(params: dict[str, t.Any], place: dict[str, str], login: _snapshot.Login, xet: bool) -> list[str]:
-    """``docker run`` of the downloader: no GPU, no secrets in argv or environment, the user's uid, everything that an image may have baked in overridden."""
+    """``docker run`` of the downloader: no GPU, no secrets in argv or environment, the user's uid, everything that an image may have
+    baked in overridden.
+    """
     env = {
         "HOME": "/tmp",
         "HF_HOME": "/hf",
@@ -239,7 +245,14 @@ def container_argv(params: dict[str, t.Any], place: dict[str, str], login: _snap
     }
     argv = ["docker", "run", "--detach", "--name", place["name"], "--network", "host", "--user", f"{login.uid}:{login.gid}", "--init"]
     argv += ["--restart", "no", "--entrypoint", "python3", "--workdir", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
-    argv += ["--label", "dgxspark.serving=1", "--label", "dgxspark.serving.role=download", "--label", f"dgxspark.serving.key={place['key']}"]
+    argv += [
+        "--label",
+        "dgxspark.serving=1",
+        "--label",
+        "dgxspark.serving.role=download",
+        "--label",
+        f"dgxspark.serving.key={place['key']}",
+    ]
     argv += ["--label", f"dgxspark.serving.job={place['job']}"]
     argv += ["--volume", f"{place['hub']}:/hf/hub", "--volume", f"{place['xet']}:/hf/xet", "--volume", f"{place['job']}:/job"]
     for key, value in env.items():
@@ -383,7 +396,7 @@ class HfSnapshot:
             raise self.problem("model-incomplete", found, "a complete snapshot on disk", remedy)
         plain = [row for row in rows if not row["algo"]]
         jobs = [(os.path.join(state["path"], row["path"]), "sha256") for row in plain]
-        for row, digest in zip(plain, self._hash(jobs)):
+        for row, digest in zip(plain, self._hash(jobs), strict=True):
             row.update(blob=digest, algo="sha256")
         rows = [row for row in rows if _download.wanted(row["path"], self.params["allow_patterns"], self.params["ignore_patterns"])]
         return str(state["revision"]), rows
@@ -404,7 +417,9 @@ class HfSnapshot:
             bad = self._verify(commit, found.unknown)
             if bad and self.params["offline"]:
                 text = f"{len(bad)} files of {self.repo} have a wrong hash, first {bad[0]['path']}"
-                raise self.problem("model-damaged", text, "files whose content is what their name says", "copy them again, or run without offline")
+                raise self.problem(
+                    "model-damaged", text, "files whose content is what their name says", "copy them again, or run without offline"
+                )
             for row in bad:
                 _snapshot.discard(self.folder, commit, row)
                 self.result["actions"].append(f"removed {row['path']}: its content was wrong")
@@ -416,7 +431,7 @@ class HfSnapshot:
         """Rows whose content is not what the name says."""
         unique = _snapshot.unique_blobs(rows)
         digests = self._hash([(_snapshot.file_of(self.folder, commit, row), row["algo"]) for row in unique])
-        wrong = {row["blob"] for row, digest in zip(unique, digests) if digest != row["blob"]}
+        wrong = {row["blob"] for row, digest in zip(unique, digests, strict=True) if digest != row["blob"]}
         if rows:
             self.result["actions"].append(f"verified {len(rows)} files of {_transfer.human(sum(row['size'] for row in rows))} by hash")
         return [row for row in rows if row["blob"] in wrong]
@@ -426,7 +441,14 @@ class HfSnapshot:
         size = self.result["missing"]["bytes"]
         what = f"{self.repo} ({len(missing)} files)"
         _transfer.check_space(
-            os.path.join(self.cache, "hub"), size, self.params["min_free_bytes"], node=self.params["node"], stage=STAGE, problem="disk-model", what=what, factor=1.1
+            os.path.join(self.cache, "hub"),
+            size,
+            self.params["min_free_bytes"],
+            node=self.params["node"],
+            stage=STAGE,
+            problem="disk-model",
+            what=what,
+            factor=1.1,
         )
         self.result["changed"] = True
         verb = "would download" if self.module.check_mode else "downloaded"
@@ -482,7 +504,9 @@ class Downloader:
     def run(self, missing: list[dict[str, t.Any]]) -> None:
         """Raises Problem; returns when the program says that everything is there."""
         if not (self.params["image"] or self.params["python"]):
-            raise self.parent.problem("hub-no-library", "neither image nor python is given", "one of them, with huggingface_hub", "set image or python")
+            raise self.parent.problem(
+                "hub-no-library", "neither image nor python is given", "one of them, with huggingface_hub", "set image or python"
+            )
         begin = time.monotonic()
         hub = os.path.join(self.parent.cache, "hub")
         for path in (hub, self.xet_dir, self.parent.folder, self.blobs):
@@ -499,7 +523,9 @@ class Downloader:
                 raise self._final(error)
             xet = False
             wait = min(error.get("retry_after") or 2.0**attempt, max(0.0, self.deadline - time.monotonic()))
-            self.parent.result["actions"].append(f"attempt {attempt + 1} ended ({error['message']}); tried again without Xet after {wait:.0f} s")
+            self.parent.result["actions"].append(
+                f"attempt {attempt + 1} ended ({error['message']}); tried again without Xet after {wait:.0f} s"
+            )
             time.sleep(wait)
         timings = self.parent.result["timings"]
         timings["download"] = round(timings["download"] + time.monotonic() - begin, 3)
@@ -566,7 +592,7 @@ class Downloader:
         os.makedirs(self.parent.run_dir, mode=0o711, exist_ok=True)
         job = os.path.join(self.parent.run_dir, f"hf-{secrets.token_hex(8)}")
         os.mkdir(job, 0o700)
-        source = _download.__loader__.get_source(_download.__name__)  # type: ignore[name-defined,union-attr]
+        source = _download.__loader__.get_source(_download.__name__)  # type: ignore[union-attr]
         data = {"repo_id": self.parent.repo, "commit": self.commit, "paths": paths, "workers": self.params["workers"]}
         files = {"_download.py": source, "job.json": json.dumps(data), "token": self.parent.token}
         for name, content in files.items():
@@ -585,7 +611,7 @@ class Downloader:
         rc, out, dummy = self._docker("container", "inspect", "--format", form, name)
         if rc:
             return ""
-        running, label, job = (out.strip().split("|") + ["", ""])[:3]
+        running, label, job = [*out.strip().split("|"), "", ""][:3]
         if running == "true" and label == key and os.path.isdir(job):
             self.parent.result["actions"].append("joined the download that an interrupted run left working")
             return job
@@ -626,7 +652,9 @@ class Downloader:
     def _run_python(self, job: str, xet: bool) -> tuple[str, str]:
         hub = os.path.join(self.parent.cache, "hub")
         env = {"HF_HOME": self.parent.cache, "HF_HUB_CACHE": hub, "HF_XET_CACHE": self.xet_dir, "HF_ENDPOINT": self.params["endpoint"]}
-        env.update(HF_HUB_OFFLINE="0", HF_HUB_DISABLE_XET="0" if xet else "1", HF_HUB_DISABLE_TELEMETRY="1", HF_HUB_DISABLE_PROGRESS_BARS="1")
+        env.update(
+            HF_HUB_OFFLINE="0", HF_HUB_DISABLE_XET="0" if xet else "1", HF_HUB_DISABLE_TELEMETRY="1", HF_HUB_DISABLE_PROGRESS_BARS="1"
+        )
         env.update(HF_TOKEN="", HUGGING_FACE_HUB_TOKEN="", HF_TOKEN_PATH=os.path.join(job, "token"), HF_HUB_DOWNLOAD_TIMEOUT="30")
         argv = [self.params["python"], os.path.join(job, "_download.py"), os.path.join(job, "job.json")]
         watched = self._watch(argv, env)
@@ -659,7 +687,16 @@ def argument_spec() -> dict[str, t.Any]:
 
 def new_result(params: dict[str, t.Any], cache: str) -> dict[str, t.Any]:
     """The result before anything happened."""
-    snapshot = {"repo_id": params["repo_id"], "revision": "", "ref": "", "path": "", "cache_dir": cache, "files": 0, "bytes": 0, "verified": False}
+    snapshot = {
+        "repo_id": params["repo_id"],
+        "revision": "",
+        "ref": "",
+        "path": "",
+        "cache_dir": cache,
+        "files": 0,
+        "bytes": 0,
+        "verified": False,
+    }
     return {
         "changed": False,
         "snapshot": snapshot,
@@ -687,19 +724,23 @@ def main() -> None:
     result = new_result(module.params, cache)
     before = _snapshot.local_state(cache, module.params["repo_id"], module.params["revision"])
     try:
-        HfSnapshot(module, result).run()
+        HfSnapshot(module, result, run_dir=RUN_DIR).run()
     except Problem as exc:
         set_diff(result, before)
         module.fail_json(msg=exc.msg, problem=exc.as_dict(), **{**result, "changed": False})
     except OSError as exc:
         text = f"{exc.filename or cache}: {exc.strerror}"
         remedy = "run the task with become, and check this path"
-        problem = Problem("cache-access", node=module.params["node"], stage=STAGE, found=text, expected="a cache this module may write", remedy=remedy)
+        problem = Problem(
+            "cache-access", node=module.params["node"], stage=STAGE, found=text, expected="a cache this module may write", remedy=remedy
+        )
         module.fail_json(msg=problem.msg, problem=problem.as_dict(), **{**result, "changed": False})
     except RuntimeError as exc:
         set_diff(result, before)
         remedy = "run again; if it stays, look at dmesg for out of memory or disk errors"
-        problem = Problem("sync-process", node=module.params["node"], stage=STAGE, found=str(exc), expected="processes that live", remedy=remedy)
+        problem = Problem(
+            "sync-process", node=module.params["node"], stage=STAGE, found=str(exc), expected="processes that live", remedy=remedy
+        )
         module.fail_json(msg=problem.msg, problem=problem.as_dict(), **{**result, "changed": False})
     set_diff(result, before)
     module.exit_json(**result)

@@ -13,8 +13,10 @@ version_added: 0.1.0
 author: dgxspark.serving contributors (!UNKNOWN)
 description:
   - On the head O(source=registry) pulls the image when it is not there; on workers O(source=peer) pulls the missing layers from the head.
-  - Identity is a fingerprint of layers, platform and config, never a tag or the Id, because the two image stores of Docker name the same image differently.
-  - A worker does a plain C(docker pull) by digest from its own loopback, relayed to the read-only view that M(dgxspark.serving.sync_server) gives of the
+  - Identity is a fingerprint of layers, platform and config, never a tag or the Id, because the two image stores of Docker name the same
+    image differently.
+  - A worker does a plain C(docker pull) by digest from its own loopback, relayed to the read-only view that
+    M(dgxspark.serving.sync_server) gives of the
     head's blobs. Docker verifies each layer; nothing in C(daemon.json) is changed and nothing listens beyond loopback.
 extends_documentation_fragment:
   - dgxspark.serving.attributes
@@ -33,7 +35,8 @@ options:
   reference:
     description:
       - The image, C(name:tag) or C(name@sha256:…).
-      - A digest cannot be a local name on every node, so for a digest reference an own tag made from it is set; RV(reference) is what to run.
+      - A digest cannot be a local name on every node, so for a digest reference an own tag made from it is set; RV(reference) is what to
+        run.
     type: str
     required: true
   source:
@@ -60,7 +63,8 @@ options:
     type: int
     default: 0
   server:
-    description: RV(dgxspark.serving.sync_server#module:server) of the head, for O(source=peer). Only needed when the image is not there yet.
+    description:
+      - RV(dgxspark.serving.sync_server#module:server) of the head, for O(source=peer). Only needed when the image is not there yet.
     type: dict
     suboptions:
       address:
@@ -117,9 +121,57 @@ EXAMPLES = r"""
 
 RETURN = r"""
 image:
-  description: "The image on this node: C(reference), C(present), C(id), C(repo_digests), C(fingerprint), C(layers), C(architecture), C(os), C(size), C(created), C(env), C(entrypoint), C(cmd)."
+  description: The image on this node.
   returned: always
   type: dict
+  contains:
+    reference:
+      description: The name it was looked up by.
+      type: str
+    present:
+      description: Whether it is there.
+      type: bool
+    id:
+      description: C(Id); depends on the image store.
+      type: str
+    repo_digests:
+      description: C(RepoDigests).
+      type: list
+      elements: str
+    repo_tags:
+      description: C(RepoTags).
+      type: list
+      elements: str
+    fingerprint:
+      description: Identity of its content, equal on all nodes.
+      type: str
+    layers:
+      description: Digests of the unpacked layers.
+      type: list
+      elements: str
+    architecture:
+      description: As Docker names it.
+      type: str
+    os:
+      description: Operating system.
+      type: str
+    size:
+      description: Bytes, as Docker counts them.
+      type: int
+    created:
+      description: Time of its creation.
+      type: str
+    env:
+      description: Environment that is baked in.
+      type: dict
+    entrypoint:
+      description: Entrypoint that is baked in.
+      type: list
+      elements: str
+    cmd:
+      description: Command that is baked in.
+      type: list
+      elements: str
 reference:
   description: The name to run it by, the same on all nodes.
   returned: always
@@ -154,6 +206,7 @@ import re
 import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
+
 from ansible_collections.dgxspark.serving.plugins.module_utils import _image, _transfer
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 
@@ -200,7 +253,9 @@ class ImageSync:
         if ident in ("DOC-02", "docker-down"):
             raise self.problem(ident, cause, "a Docker daemon that answers", remedy)
         if rc in (124, 137):
-            raise self.problem("docker-down", "the Docker daemon did not answer within 60 s", "a Docker daemon that answers", "systemctl status docker")
+            raise self.problem(
+                "docker-down", "the Docker daemon did not answer within 60 s", "a Docker daemon that answers", "systemctl status docker"
+            )
         try:
             return list(json.loads(out or "[]"))
         except ValueError:
@@ -215,7 +270,9 @@ class ImageSync:
         before = self._find()
         if self.params["source"] == "present":
             if not before:
-                raise self.problem("image-missing", f"image {self.reference} is not on this node", "the image", "pull or load it, then run again")
+                raise self.problem(
+                    "image-missing", f"image {self.reference} is not on this node", "the image", "pull or load it, then run again"
+                )
             self._accept(before)
         elif self.params["source"] == "registry":
             self._registry(before)
@@ -235,7 +292,9 @@ class ImageSync:
 
     @staticmethod
     def _short(image: dict[str, t.Any]) -> dict[str, str]:
-        return {"id": str(image.get("Id") or ""), "fingerprint": _image.image_fingerprint(image)} if image else {"id": "", "fingerprint": ""}
+        return (
+            {"id": str(image.get("Id") or ""), "fingerprint": _image.image_fingerprint(image)} if image else {"id": "", "fingerprint": ""}
+        )
 
     def _accept(self, image: dict[str, t.Any]) -> None:
         """Platform, wanted fingerprint and local name of an image that is there."""
@@ -243,7 +302,9 @@ class ImageSync:
         has = str(image.get("Architecture") or "")
         if has and has != wanted:
             remedy = f"choose an image built for linux/{wanted}"
-            raise self.problem("DOC-11", f"{self.reference} is built for {image.get('Os')}/{has}", f"linux/{wanted}, this node's platform", remedy)
+            raise self.problem(
+                "DOC-11", f"{self.reference} is built for {image.get('Os')}/{has}", f"linux/{wanted}, this node's platform", remedy
+            )
         fingerprint = _image.image_fingerprint(image)
         if self.params["fingerprint"] and fingerprint != self.params["fingerprint"]:
             remedy = "copy it from the head again (source peer), or remove this node's tag"
@@ -260,7 +321,9 @@ class ImageSync:
             return
         rc, dummy, err = self.docker("tag", source, name)
         if rc:
-            raise self.problem("image-tag", f"docker tag {name}: {_image.last_line(err)}", "a tag that can be set", "see the message of Docker")
+            raise self.problem(
+                "image-tag", f"docker tag {name}: {_image.last_line(err)}", "a tag that can be set", "see the message of Docker"
+            )
 
     # -- head
 
@@ -305,7 +368,12 @@ class ImageSync:
             limit = self.params["timeout"] if watched.ended == "timeout" else self.params["stall_timeout"]
             word = "took longer than" if watched.ended == "timeout" else "showed no progress for"
             found = f"the pull of {shown} from {where} {word} {limit} s"
-            raise self.problem("image-stalled", found, "progress", "check the network and the disk of this node, then run again: finished layers are reused")
+            raise self.problem(
+                "image-stalled",
+                found,
+                "progress",
+                "check the network and the disk of this node, then run again: finished layers are reused",
+            )
         ident, cause, remedy = _image.classify_pull_error(text)
         if relay:
             ident, cause, remedy = self._relay_error(ident, cause, remedy)
@@ -316,7 +384,11 @@ class ImageSync:
     def _relay_error(ident: str, cause: str, remedy: str) -> tuple[str, str, str]:
         """The same texts mean something else when the registry is our own server."""
         if ident == "image-denied":
-            return "sync-denied", "the server on the head refuses this node or its token", "run the whole stage again, so that the server knows this node"
+            return (
+                "sync-denied",
+                "the server on the head refuses this node or its token",
+                "run the whole stage again, so that the server knows this node",
+            )
         if ident == "image-unknown":
             return "sync-source", "the server on the head does not have this image (any more)", "run the image stage again from the head on"
         if ident == "registry-unreachable":
@@ -328,7 +400,9 @@ class ImageSync:
     def _peer(self, before: dict[str, t.Any]) -> None:
         wanted = self.params["fingerprint"]
         if not wanted and not self.module.check_mode:
-            raise self.problem("sync-input", "no fingerprint", "image.fingerprint of the head", "run image_sync on the head first (role image_sync does)")
+            raise self.problem(
+                "sync-input", "no fingerprint", "image.fingerprint of the head", "run image_sync on the head first (role image_sync does)"
+            )
         if before and _image.image_fingerprint(before) == wanted:
             self._accept(before)
             return
@@ -373,7 +447,8 @@ class ImageSync:
             found = f"image {self.local} is not on this node and no server was given"
             raise self.problem("sync-no-server", found, "server of sync_server on the head", "start it first (role image_sync does)")
         with _transfer.Relay(server["address"], server["port"]) as relay:
-            # docker pull takes no secret but in its argv. The token opens nothing but these blobs, only from this node's address, only during this play.
+            # docker pull takes no secret but in its argv. The token opens nothing but these blobs, only from this node's address, only
+            # during this play.
             name = f"127.0.0.1:{relay.port}/{server['token']}/app@{server['manifest_digest']}"
             self._pull(name, relay)
             self.result["bytes_transferred"] = relay.bytes
@@ -440,13 +515,21 @@ def main() -> None:
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     result = new_result(module.params)
     try:
-        ImageSync(module, result, platform.machine()).run()
+        ImageSync(module, result, platform.machine(), run_dir=RUN_DIR).run()
     except Problem as exc:
-        problem = exc if exc.node else Problem(exc.id, **{**{k: getattr(exc, k) for k in ("found", "expected", "remedy")}, "node": module.params["node"], "stage": STAGE})
+        problem = (
+            exc
+            if exc.node
+            else Problem(
+                exc.id, **{**{k: getattr(exc, k) for k in ("found", "expected", "remedy")}, "node": module.params["node"], "stage": STAGE}
+            )
+        )
         module.fail_json(msg=problem.msg, problem=problem.as_dict(), **{**result, "changed": False})
     except OSError as exc:
         found = f"{exc.filename or RUN_DIR}: {exc.strerror}"
-        problem = Problem("sync-access", node=module.params["node"], stage=STAGE, found=found, expected="root", remedy="run the task with become")
+        problem = Problem(
+            "sync-access", node=module.params["node"], stage=STAGE, found=found, expected="root", remedy="run the task with become"
+        )
         module.fail_json(msg=problem.msg, problem=problem.as_dict(), **{**result, "changed": False})
     module.exit_json(**result)
 

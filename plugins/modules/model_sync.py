@@ -12,10 +12,12 @@ short_description: Pull a verified model snapshot from the head
 version_added: 0.1.0
 author: dgxspark.serving contributors (!UNKNOWN)
 description:
-  - Runs on a worker. Compares the manifest of the head with the disk and pulls what is missing from a server that M(dgxspark.serving.sync_server)
-    started on the head, in several processes, biggest files first, hashing on the way.
-  - The manifest comes over Ansible's own connection and is the root of trust; the wire need not be. A wrong byte is noticed and fetched again.
-  - A file gets its final name only when it is whole and proven; the snapshot appears as a whole; the branch is switched last. What a broken run
+  - Runs on a worker. Compares the manifest of the head with the disk and pulls what is missing from a server
+    that M(dgxspark.serving.sync_server) started on the head, in several processes, biggest files first, hashing on the way.
+  - The manifest comes over Ansible's own connection and is the root of trust; the wire need not be. A wrong byte is noticed and fetched
+    again.
+  - A file gets its final name only when it is whole and proven; the snapshot appears as a whole; the branch is switched last. What a
+    broken run
     left is continued.
   - When nothing is missing and no file changed since it was verified, nothing is opened or hashed and no server is needed.
 extends_documentation_fragment:
@@ -41,7 +43,8 @@ options:
     type: str
     required: true
   ref:
-    description: Branch or tag that shall name this commit in the cache; RV(dgxspark.serving.hf_snapshot#module:snapshot.ref). Empty for none.
+    description:
+      - Branch or tag that shall name this commit in the cache; RV(dgxspark.serving.hf_snapshot#module:snapshot.ref). Empty for none.
     type: str
     default: ""
   cache_dir:
@@ -176,6 +179,7 @@ import shutil
 import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
+
 from ansible_collections.dgxspark.serving.plugins.module_utils import _snapshot, _transfer
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 
@@ -240,7 +244,9 @@ class ModelSync:
         if not wrong and len(self.rows) != len(self.params["manifest"]):
             wrong = "a row lacks path, size, blob or algo"
         if wrong or not _snapshot.safe_path(self.repo):
-            raise self.problem("sync-input", f"the manifest of '{self.repo}': {wrong or 'bad name'}", "the manifest of hf_snapshot", "pass it unchanged")
+            raise self.problem(
+                "sync-input", f"the manifest of '{self.repo}': {wrong or 'bad name'}", "the manifest of hf_snapshot", "pass it unchanged"
+            )
         total = sum(row["size"] for row in self.rows)
         self.result.update(files=len(self.rows), bytes=total, manifest_digest=_snapshot.manifest_digest(self.rows))
         self.result["snapshot"].update(path=os.path.join(self.folder, "snapshots", self.commit), files=len(self.rows), bytes=total)
@@ -266,7 +272,7 @@ class ModelSync:
             unique = _snapshot.unique_blobs(found.unknown)
             jobs = [(_snapshot.file_of(self.folder, self.commit, row), row["algo"]) for row in unique]
             digests = _transfer.hash_many(jobs, self.processes, timeout=self.params["timeout"], node=self.node, stage=STAGE)
-            wrong = {row["blob"] for row, digest in zip(unique, digests) if digest != row["blob"]}
+            wrong = {row["blob"] for row, digest in zip(unique, digests, strict=True) if digest != row["blob"]}
             self.result["hashed"] = len(unique)
             self.result["actions"].append(f"verified {len(unique)} files by hash, {len(wrong)} were wrong")
             for row in found.unknown:
@@ -293,7 +299,9 @@ class ModelSync:
         needed = sum(max(0, row["size"] - self._part_size(staging, row)) for row in missing)
         what = f"{self.repo} ({len(missing)} files)"
         hub = os.path.join(self.cache, "hub")
-        _transfer.check_space(hub, needed, self.params["min_free_bytes"], node=self.node, stage=STAGE, problem="disk-model", what=what, factor=1.05)
+        _transfer.check_space(
+            hub, needed, self.params["min_free_bytes"], node=self.node, stage=STAGE, problem="disk-model", what=what, factor=1.05
+        )
 
     @staticmethod
     def _part_size(staging: str, row: dict[str, t.Any]) -> int:
@@ -307,7 +315,7 @@ class ModelSync:
         if not server:
             raise self.problem(
                 "sync-no-server",
-                f"{len(missing)} files ({_transfer.human(self.result['missing']['bytes'])}) of {self.repo} are missing and no server was given",
+                f"{len(missing)} files ({_transfer.human(self.result['missing']['bytes'])}) of {self.repo} are missing, no server",
                 "server of sync_server on the head",
                 "start it first (role model_sync does)",
             )
@@ -336,7 +344,9 @@ class ModelSync:
         seconds = max(stats["seconds"], 0.001)
         rate = int(stats["bytes_transferred"] / seconds)
         self.result.update(changed=True, method="http", bytes_transferred=stats["bytes_transferred"], seconds=round(seconds, 3), rate=rate)
-        self.result["actions"].append(f"copied {len(missing)} files ({_transfer.human(stats['bytes_transferred'])}) from the head, {_transfer.human(rate)}/s")
+        self.result["actions"].append(
+            f"copied {len(missing)} files ({_transfer.human(stats['bytes_transferred'])}) from the head, {_transfer.human(rate)}/s"
+        )
 
     @staticmethod
     def _clean(staging: str, wanted: set[str]) -> None:
@@ -417,7 +427,13 @@ def set_diff(result: dict[str, t.Any], before: dict[str, t.Any] | None) -> None:
     """before/after of the snapshot for --diff."""
     old = {key: (before or {}).get(key) for key in ("revision", "files", "bytes", "verified", "complete")}
     if result["changed"]:
-        new = {"revision": result["snapshot"]["revision"], "files": result["files"], "bytes": result["bytes"], "verified": True, "complete": True}
+        new = {
+            "revision": result["snapshot"]["revision"],
+            "files": result["files"],
+            "bytes": result["bytes"],
+            "verified": True,
+            "complete": True,
+        }
         result["diff"] = {"before": old, "after": new}
     else:
         result["diff"] = {"before": old, "after": old}
@@ -431,16 +447,20 @@ def main() -> None:
     before = _snapshot.local_state(cache, module.params["repo_id"], module.params["ref"] or module.params["revision"])
     problem: Problem | None = None
     try:
-        ModelSync(module, result).run()
+        ModelSync(module, result, run_dir=RUN_DIR).run()
     except Problem as exc:
         problem = exc
     except OSError as exc:
         text = f"{exc.filename or cache}: {exc.strerror}"
         remedy = "run the task with become, and check this path"
-        problem = Problem("cache-access", node=module.params["node"], stage=STAGE, found=text, expected="a cache this module may write", remedy=remedy)
+        problem = Problem(
+            "cache-access", node=module.params["node"], stage=STAGE, found=text, expected="a cache this module may write", remedy=remedy
+        )
     except RuntimeError as exc:
         remedy = "run again (what arrived is reused); if it stays, look at dmesg for out of memory"
-        problem = Problem("sync-process", node=module.params["node"], stage=STAGE, found=str(exc), expected="transfer processes that live", remedy=remedy)
+        problem = Problem(
+            "sync-process", node=module.params["node"], stage=STAGE, found=str(exc), expected="transfer processes that live", remedy=remedy
+        )
     set_diff(result, before)
     if problem:
         module.fail_json(msg=problem.msg, problem=problem.as_dict(), **{**result, "changed": False})

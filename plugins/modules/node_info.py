@@ -242,7 +242,7 @@ import typing as t
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.dgxspark.serving.plugins.module_utils._node import Host, collect
-from ansible_collections.dgxspark.serving.plugins.module_utils._snapshot import local_state
+from ansible_collections.dgxspark.serving.plugins.module_utils._snapshot import local_state, model_config
 
 COMMAND_TIMEOUT = 15
 DOCKER_TIMEOUT = 10
@@ -417,6 +417,8 @@ def main() -> None:
     model = params["model"]
     if model:
         node["snapshot"] = local_state(model["cache_dir"], model["repo_id"], model["revision"])
+        if node["snapshot"] and node["snapshot"]["path"]:
+            node["snapshot"]["config"] = model_config(node["snapshot"]["path"])
     node["time"] = time.time()
     module.exit_json(changed=False, node=node)
 

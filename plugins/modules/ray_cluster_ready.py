@@ -11,9 +11,11 @@ module: ray_cluster_ready
 short_description: Wait until exactly the planned nodes are alive in a Ray cluster
 version_added: 0.1.0
 description:
-  - Reads Ray's node table from inside the Ray container of the head and compares it with the plan. Every address in O(nodes) must be alive under exactly that
+  - Reads Ray's node table from inside the Ray container of the head and compares it with the plan. Every address in O(nodes) must be
+    alive under exactly that
     address, with its GPUs, and nobody else.
-  - Fails at once when the container is not running, when a node that is not planned is in the cluster, or when a node offers another number of GPUs.
+  - Fails at once when the container is not running, when a node that is not planned is in the cluster, or when a node offers another
+    number of GPUs.
 author:
   - dgxspark.serving contributors (!UNKNOWN)
 extends_documentation_fragment:
@@ -76,7 +78,8 @@ options:
     default: 120
   settle:
     description:
-      - Seconds for which the cluster must have been complete. A cluster that is complete for longer by Ray's own record is not looked at twice.
+      - Seconds for which the cluster must have been complete. A cluster that is complete for longer by Ray's own record is not looked
+        at twice.
     type: float
     default: 2
   interval:
@@ -204,7 +207,12 @@ class Cluster:
         what = f"container {name} {'was started again' if changed else exit_text(container)}"
         if cause:
             self.fail(cause["id"], f"{what}: {_diagnosis.sentence(cause)}", cause["remedy"], cause=cause)
-        self.fail("RAY-13", f"{what}; last lines: {_diagnosis.last_lines(log) or 'the log is empty'}", f"read docker logs {name}", exit_code=container["exit_code"])
+        self.fail(
+            "RAY-13",
+            f"{what}; last lines: {_diagnosis.last_lines(log) or 'the log is empty'}",
+            f"read docker logs {name}",
+            exit_code=container["exit_code"],
+        )
 
     def fail(self, ident: str, found: str, remedy: str, **details: t.Any) -> t.NoReturn:
         raise Problem(ident, node=self.p["node"], stage="ray", found=found, expected="a running Ray head", remedy=remedy, **details)
@@ -286,7 +294,9 @@ def main() -> None:
 
 
 def _docker_problem(exc: DockerError, node: str) -> Problem:
-    return Problem("DOC-02", node=node, stage="ray", found=f"docker: {exc}", expected="an answer of docker", remedy="see systemctl status docker")
+    return Problem(
+        "DOC-02", node=node, stage="ray", found=f"docker: {exc}", expected="an answer of docker", remedy="see systemctl status docker"
+    )
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ module: service_stop
 short_description: Stop the services that were named, prove that they are gone, and bring them back
 version_added: 0.1.0
 description:
-  - Stops the named containers, compose projects and systemd units that run on a node, each with the tool that it belongs to, waits until they are gone, and proves that
+  - Stops the named containers, compose projects and systemd units that run on a node, each with the tool that it belongs to, waits
+    until they are gone, and proves that
     O(ports) are free on every address and that their GPU processes ended.
   - What is not named is never stopped. When something else holds one of O(ports), it fails before it stops anything.
   - Everything that is needed to start it again is written to O(record) before each stop, so that an interrupted run loses nothing.
@@ -200,7 +201,14 @@ class Node:
         listeners = []
         for entry in self.listeners():
             owner, unit = self.owner(entry["pid"])
-            listeners.append({**entry, "container": by_id.get(owner or ""), "unit": None if by_id.get(owner or "") else unit, "user": self.user(entry["pid"])})
+            listeners.append(
+                {
+                    **entry,
+                    "container": by_id.get(owner or ""),
+                    "unit": None if by_id.get(owner or "") else unit,
+                    "user": self.user(entry["pid"]),
+                }
+            )
         shown = self.units(units)
         return {
             "containers": containers,
@@ -243,7 +251,9 @@ class Node:
 
     def gpu_pids(self, items: t.Sequence[t.Mapping[str, t.Any]], containers: t.Sequence[t.Mapping[str, t.Any]]) -> dict[int, str]:
         """The GPU processes that belong to what will be stopped: {pid: name}."""
-        rc, out, dummy = self.run(["nvidia-smi", "--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader,nounits"], timeout=20)
+        rc, out, dummy = self.run(
+            ["nvidia-smi", "--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader,nounits"], timeout=20
+        )
         if rc != 0 or not items:
             return {}
         names = {name for item in items for name in item["containers"]}
@@ -282,7 +292,12 @@ class Service:
             if not isinstance(record.get("stopped"), list):
                 raise ValueError("no list of what was stopped")
         except (ValueError, AttributeError) as exc:
-            raise self.problem("record-unreadable", f"{self.p['record']}: {exc}", "a record of this collection", "move the file away; what it named must be started by hand") from exc
+            raise self.problem(
+                "record-unreadable",
+                f"{self.p['record']}: {exc}",
+                "a record of this collection",
+                "move the file away; what it named must be started by hand",
+            ) from exc
         return dict(record)
 
     def save(self, record: dict[str, t.Any]) -> None:
@@ -291,7 +306,15 @@ class Service:
             write_atomic(self.p["record"], json.dumps(record, indent=1, sort_keys=True) + "\n")
 
     def problem(self, ident: str, found: str, expected: str, remedy: str, **details: t.Any) -> Problem:
-        return Problem(ident, node=self.p["node"], stage="stop" if self.p["state"] == "stopped" else "restore", found=found, expected=expected, remedy=remedy, **details)
+        return Problem(
+            ident,
+            node=self.p["node"],
+            stage="stop" if self.p["state"] == "stopped" else "restore",
+            found=found,
+            expected=expected,
+            remedy=remedy,
+            **details,
+        )
 
     # -- stopped
 
@@ -309,7 +332,9 @@ class Service:
         self.result["changed"] = True
         for item in items:
             if item.get("auto_remove"):
-                self.result["warnings_list"].append(f"{item['kind']} {item['name']} removes itself when it stops (--rm): it cannot be brought back")
+                self.result["warnings_list"].append(
+                    f"{item['kind']} {item['name']} removes itself when it stops (--rm): it cannot be brought back"
+                )
         pids = self.node.gpu_pids(items, seen["containers"])
         for item in items:
             self._stop_one(item)
@@ -342,7 +367,9 @@ class Service:
         if rc:
             what = f"{item['kind'].replace('_', ' ')} {item['name']}"
             said = "it did not end in time" if timed_out(rc) else " ".join(err.split())[-300:] or f"code {rc}"
-            raise self.problem("stop-failed", f"{what} would not stop: {said}", f"it to end within {grace} s", "stop it by hand and run again", rc=rc)
+            raise self.problem(
+                "stop-failed", f"{what} would not stop: {said}", f"it to end within {grace} s", "stop it by hand and run again", rc=rc
+            )
 
     def _compose(self, verb: str, project: str, *args: str, timeout: float) -> bool:
         """``docker compose`` where it is there; False: the containers of the project have to be handled one by one."""
@@ -367,12 +394,28 @@ class Service:
                 return
         if left:
             names = ", ".join(f"{i['kind'].replace('_', ' ')} {i['name']}" for i in left)
-            raise self.problem("stop-failed", f"{names} still runs, or came back", "it to stay stopped", "find what starts it again (a unit, a cron job, another tool) and name that in spark_stop")
+            raise self.problem(
+                "stop-failed",
+                f"{names} still runs, or came back",
+                "it to stay stopped",
+                "find what starts it again (a unit, a cron job, another tool) and name that in spark_stop",
+            )
         if held:
             text = "; ".join(_tenants.describe(c) for c in held)
-            raise self.problem("port-held", f"still {text}", "the ports to be free on every address", "stop it by hand, or name it in spark_stop", claims=held)
+            raise self.problem(
+                "port-held",
+                f"still {text}",
+                "the ports to be free on every address",
+                "stop it by hand, or name it in spark_stop",
+                claims=held,
+            )
         names = ", ".join(f"{name} (pid {pid})" for pid, name in alive.items())
-        raise self.problem("gpu-held", f"GPU process {names} still runs", "it to end with its service", "end it by hand; a reboot frees what a dead process leaked")
+        raise self.problem(
+            "gpu-held",
+            f"GPU process {names} still runs",
+            "it to end with its service",
+            "end it by hand; a reboot frees what a dead process leaked",
+        )
 
     # -- restored
 
@@ -403,7 +446,9 @@ class Service:
             if problems:
                 others = "; ".join(p.found for p in problems[1:])
                 first = problems[0]
-                raise self.problem(first.id, first.found + (f"; also {others}" if others else ""), first.expected, first.remedy, **first.details)
+                raise self.problem(
+                    first.id, first.found + (f"; also {others}" if others else ""), first.expected, first.remedy, **first.details
+                )
             os.unlink(self.p["record"])
         self.record = self.result["record"] = None
 
@@ -424,8 +469,7 @@ class Service:
     def _await(self, item: dict[str, t.Any]) -> None:
         """Wait until it listens as it did; a container or unit that ended meanwhile fails at once."""
         missing: list[str] = []
-        seen_running = 0
-        for dummy in clock(self.p["start_timeout"], 0.5):
+        for looks, dummy in enumerate(clock(self.p["start_timeout"], 0.5), 1):
             found = self.node.docker.inspect(item["containers"]) if item["containers"] else {}
             for name in item["containers"]:
                 container = found.get(name)
@@ -437,8 +481,7 @@ class Service:
                 if state not in _tenants.ACTIVE_UNIT_STATES:
                     raise self._not_back(item, f"the unit is {state}")
             missing = _tenants.not_listening(item.get("ports", []), self.node.listeners())
-            seen_running += 1
-            if not missing and (item.get("ports") or seen_running >= 3):
+            if not missing and (item.get("ports") or looks >= 3):
                 return
         raise self._not_back(item, f"nothing listens on {', '.join(missing)} after {self.p['start_timeout']} s")
 
@@ -449,7 +492,13 @@ class Service:
             log = "\n".join(self.node.docker.log_text(name, tail=20, timestamps=False) for name in item["containers"])
         tail = _diagnosis.last_lines(log)
         found = f"{item['kind'].replace('_', ' ')} {item['name']} did not come back: {why}" + (f"; last lines: {tail}" if tail else "")
-        return self.problem("restore-failed", found, "it to run and listen as it did before it was stopped", "start it by hand; the record is kept", item=item["name"])
+        return self.problem(
+            "restore-failed",
+            found,
+            "it to run and listen as it did before it was stopped",
+            "start it by hand; the record is kept",
+            item=item["name"],
+        )
 
     # -- forgotten
 
@@ -490,7 +539,13 @@ def main() -> None:
     started = time.monotonic()
     node = Node(bounded(module.run_command))
     memory = node.memory()
-    result: dict[str, t.Any] = {"changed": False, "actions": [], "warnings_list": [], "record": None, "memory": {"before": memory, "after": memory}}
+    result: dict[str, t.Any] = {
+        "changed": False,
+        "actions": [],
+        "warnings_list": [],
+        "record": None,
+        "memory": {"before": memory, "after": memory},
+    }
     try:
         service = Service(module.params, node, module.check_mode, result)
         {"stopped": service.stop, "restored": service.restore, "forgotten": service.forget}[module.params["state"]]()
@@ -507,8 +562,22 @@ def main() -> None:
 
 def _other(exc: Exception, params: dict[str, t.Any]) -> Problem:
     if isinstance(exc, DockerError):
-        return Problem("DOC-02", node=params["node"], stage="stop", found=f"docker: {exc}", expected="an answer of docker", remedy="see systemctl status docker")
-    return Problem("record-unwritable", node=params["node"], stage="stop", found=str(exc), expected=f"{params['record']} to be writable", remedy="run as root (become)")
+        return Problem(
+            "DOC-02",
+            node=params["node"],
+            stage="stop",
+            found=f"docker: {exc}",
+            expected="an answer of docker",
+            remedy="see systemctl status docker",
+        )
+    return Problem(
+        "record-unwritable",
+        node=params["node"],
+        stage="stop",
+        found=str(exc),
+        expected=f"{params['record']} to be writable",
+        remedy="run as root (become)",
+    )
 
 
 if __name__ == "__main__":

@@ -12,10 +12,13 @@ short_description: Serve a model or an image read-only to the workers, for the l
 version_added: 0.1.0
 author: dgxspark.serving contributors (!UNKNOWN)
 description:
-  - Runs on the head as root. Starts a small read-only HTTP server (GET and HEAD only) as a transient systemd unit that is bound to one address, knows
-    only the files of one verified snapshot or of one image, wants a random token in the path, refuses addresses that are not peers, and ends by itself.
+  - Runs on the head as root. Starts a small read-only HTTP server (GET and HEAD only) as a transient systemd unit that is bound to one
+    address, knows
+    only the files of one verified snapshot or of one image, wants a random token in the path, refuses addresses that are not peers, and
+    ends by itself.
   - Nothing is installed and nothing stays after O(state=absent) or after O(lifetime).
-  - An image is served as an OCI registry view of its blobs. Where Docker keeps them in containerd's content store they are served as they lie; otherwise
+  - An image is served as an OCI registry view of its blobs. Where Docker keeps them in containerd's content store they are served as they
+    lie; otherwise
     they are staged once per image with C(docker save).
 extends_documentation_fragment:
   - dgxspark.serving.attributes
@@ -108,7 +111,9 @@ EXAMPLES = r"""
 
 RETURN = r"""
 server:
-  description: Where the workers pull from; pass it to M(dgxspark.serving.model_sync) or M(dgxspark.serving.image_sync). Holds the token, so register it with no_log.
+  description:
+    - Where the workers pull from; pass it to M(dgxspark.serving.model_sync) or M(dgxspark.serving.image_sync).
+    - It holds the token, so register it with no_log.
   returned: always
   type: dict
   contains:
@@ -166,6 +171,7 @@ import time
 import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
+
 from ansible_collections.dgxspark.serving.plugins.module_utils import _image, _snapshot, _sync_server, _transfer
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 
@@ -208,7 +214,14 @@ def content_key(config: t.Mapping[str, t.Any], port: int) -> str:
 class SyncServer:
     """State of one run."""
 
-    def __init__(self, module: AnsibleModule, result: dict[str, t.Any], run_dir: str = RUN_DIR, image_dir: str = IMAGE_DIR, stamp_dir: str | None = None) -> None:
+    def __init__(
+        self,
+        module: AnsibleModule,
+        result: dict[str, t.Any],
+        run_dir: str = RUN_DIR,
+        image_dir: str = IMAGE_DIR,
+        stamp_dir: str | None = None,
+    ) -> None:
         self.module = module
         self.params: dict[str, t.Any] = module.params
         self.result = result
@@ -270,7 +283,9 @@ class SyncServer:
     def _stop(self) -> None:
         rc, dummy, err = self.command(["systemctl", "stop", f"{self.unit}.service"])
         if rc and "not loaded" not in err:
-            raise self.problem("sync-stop", f"{self.unit} cannot be stopped: {err.strip()[-200:]}", "a unit that stops", f"systemctl kill {self.unit}")
+            raise self.problem(
+                "sync-stop", f"{self.unit} cannot be stopped: {err.strip()[-200:]}", "a unit that stops", f"systemctl kill {self.unit}"
+            )
         self.command(["systemctl", "reset-failed", f"{self.unit}.service"])
         shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -314,7 +329,9 @@ class SyncServer:
         except ValueError as exc:
             raise self.problem("sync-input", str(exc), "addresses of this node and of the workers", "set address and peers") from exc
         if not self.params["peers"]:
-            raise self.problem("sync-input", "no peers", "at least one address that may ask", "set peers to the fabric addresses of the workers")
+            raise self.problem(
+                "sync-input", "no peers", "at least one address that may ask", "set peers to the fabric addresses of the workers"
+            )
 
     def _config(self, view: dict[str, t.Any]) -> dict[str, t.Any]:
         config = {
@@ -338,8 +355,12 @@ class SyncServer:
         snapshot = os.path.join(folder, "snapshots", str(commit))
         why = "it was never verified here" if not stamp else _snapshot.stamp_mismatch(stamp, snapshot)
         if why or not stamp:
-            raise self.problem("sync-source", f"{repo} at {revision}: {why}", "a verified snapshot on this node", "run hf_snapshot first (tag model)")
-        blobs = {row["blob"]: {"path": os.path.realpath(os.path.join(snapshot, row["path"])), "size": row["size"]} for row in stamp["files"]}
+            raise self.problem(
+                "sync-source", f"{repo} at {revision}: {why}", "a verified snapshot on this node", "run hf_snapshot first (tag model)"
+            )
+        blobs = {
+            row["blob"]: {"path": os.path.realpath(os.path.join(snapshot, row["path"])), "size": row["size"]} for row in stamp["files"]
+        }
         self.source, self.bytes = "cache", sum(blob["size"] for blob in blobs.values())
         return self._config({"manifest_digest": stamp["manifest_digest"], "blobs": blobs})
 
@@ -371,7 +392,9 @@ class SyncServer:
         ident, cause, remedy = _image.classify_pull_error(err)
         if ident in ("DOC-02", "docker-down"):
             raise self.problem(ident, cause, "a Docker daemon that answers", remedy)
-        raise self.problem("image-missing", f"image {reference} is not on this node", "the image that shall be served", "run image_sync on the head first")
+        raise self.problem(
+            "image-missing", f"image {reference} is not on this node", "the image that shall be served", "run image_sync on the head first"
+        )
 
     def _content(self, inspect: dict[str, t.Any]) -> dict[str, t.Any]:
         rc, out, dummy = self.command(["docker", "info", "--format", "{{json .DriverStatus}}|{{.DockerRootDir}}"])
@@ -442,13 +465,15 @@ class SyncServer:
         os.makedirs(self.run_dir, mode=0o711, exist_ok=True)
         os.mkdir(self.directory, 0o700)
         token = secrets.token_hex(16)
-        source = _sync_server.__loader__.get_source(_sync_server.__name__)  # type: ignore[name-defined,union-attr]
+        source = _sync_server.__loader__.get_source(_sync_server.__name__)  # type: ignore[union-attr]
         # the token lies in a 0600 file below a 0700 directory, never in the argv of the server
         _sync_server.write_state(os.path.join(self.directory, "config.json"), {**config, "token": token})
         program = os.path.join(self.directory, "server.py")
         with open(program, "w", encoding="utf-8") as handle:
             handle.write(source)
-        argv = unit_argv(self.unit, config["lifetime"], sys.executable, program, os.path.join(self.directory, "config.json"), self.directory)
+        argv = unit_argv(
+            self.unit, config["lifetime"], sys.executable, program, os.path.join(self.directory, "config.json"), self.directory
+        )
         rc, dummy, err = self.command(argv)
         if rc:
             shutil.rmtree(self.directory, ignore_errors=True)
@@ -502,7 +527,13 @@ def argument_spec() -> dict[str, t.Any]:
 def new_result(params: dict[str, t.Any]) -> dict[str, t.Any]:
     """The result before anything happened."""
     server = {"address": params["address"], "port": 0, "token": "", "url": "", "manifest_digest": "", "bytes": 0, "source": ""}
-    return {"changed": False, "server": server, "unit": f"dgxspark-sync-{params['name']}", "actions": [], "diff": {"before": {}, "after": {}}}
+    return {
+        "changed": False,
+        "server": server,
+        "unit": f"dgxspark-sync-{params['name']}",
+        "actions": [],
+        "diff": {"before": {}, "after": {}},
+    }
 
 
 def main() -> None:
@@ -516,7 +547,7 @@ def main() -> None:
         module.fail_json(msg=f"name '{module.params['name']}' must be lower-case letters, digits and dashes")
     result = new_result(module.params)
     try:
-        run = SyncServer(module, result)
+        run = SyncServer(module, result, run_dir=RUN_DIR, image_dir=IMAGE_DIR)
         if module.params["state"] == "present":
             run.present()
         else:
@@ -525,7 +556,9 @@ def main() -> None:
         module.fail_json(msg=exc.msg, problem=exc.as_dict(), **{**result, "changed": False})
     except OSError as exc:
         found = f"{exc.filename or RUN_DIR}: {exc.strerror}"
-        problem = Problem("sync-access", node=module.params["node"], stage=STAGE, found=found, expected="root", remedy="run the task with become")
+        problem = Problem(
+            "sync-access", node=module.params["node"], stage=STAGE, found=found, expected="root", remedy="run the task with become"
+        )
         module.fail_json(msg=problem.msg, problem=problem.as_dict(), **{**result, "changed": False})
     module.exit_json(**result)
 

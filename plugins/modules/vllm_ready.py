@@ -11,11 +11,14 @@ module: vllm_ready
 short_description: Wait until a vLLM server really answers, and say at once why it never will
 version_added: 0.1.0
 description:
-  - Follows the start of a vLLM server through its stages (container, ray, placement, weights, compile, kv_cache, graph_capture, api, health, model,
+  - Follows the start of a vLLM server through its stages (container, ray, placement, weights, compile, kv_cache, graph_capture, api,
+    health, model,
     completion), read from the log of its container, until it answers.
-  - Ready means that the container runs since one start, C(/health) answers 200, C(/v1/models) lists exactly O(served_model), and O(completions) real
+  - Ready means that the container runs since one start, C(/health) answers 200, C(/v1/models) lists exactly O(served_model), and
+    O(completions) real
     completions produced tokens.
-  - Every stage has its own limit for the time without progress; O(timeout) ends it all. When a container ends, or the log shows a line that is known to be fatal, it
+  - Every stage has its own limit for the time without progress; O(timeout) ends it all. When a container ends, or the log shows a line
+    that is known to be fatal, it
     fails within seconds with the first cause and a remedy.
   - Its action plugin runs the module in slices and shows one line at each new stage and every 15 seconds.
 author:
@@ -89,7 +92,8 @@ options:
     default: 1
   fresh:
     description:
-      - Whether the server was launched just now. With V(false), a server that serves already is asked without pauses and its log is not read.
+      - Whether the server was launched just now. With V(false), a server that serves already is asked without pauses and its log is not
+        read.
     type: bool
     default: false
   prompt:
@@ -114,7 +118,8 @@ options:
     default: 0.5
   slice:
     description:
-      - Seconds after which the module returns RV(pending=true) so that the action plugin can show progress. Used by the action plugin only.
+      - Seconds after which the module returns RV(pending=true) so that the action plugin can show progress. Used by the action plugin
+        only.
     type: float
     default: 5
   unreachable_grace:
@@ -255,7 +260,9 @@ def request(url: str, path: str, body: dict[str, t.Any] | None = None, key: str 
             headers["Authorization"] = f"Bearer {key}"
         if body is not None:
             headers["Content-Type"] = "application/json"
-        connection.request("GET" if body is None else "POST", target.path.rstrip("/") + path, None if body is None else json.dumps(body), headers)
+        connection.request(
+            "GET" if body is None else "POST", target.path.rstrip("/") + path, None if body is None else json.dumps(body), headers
+        )
         response = connection.getresponse()
         answer["status"] = response.status
         answer["body"] = response.read(4 << 20).decode("utf-8", "replace")
@@ -294,7 +301,13 @@ class _Background:
 class Ready:
     """Looks at the containers, the log and the HTTP side; what it sees is judged in module_utils."""
 
-    def __init__(self, params: dict[str, t.Any], docker: Docker, ask: t.Callable[..., dict[str, t.Any]] = request, state: dict[str, t.Any] | None = None) -> None:
+    def __init__(
+        self,
+        params: dict[str, t.Any],
+        docker: Docker,
+        ask: t.Callable[..., dict[str, t.Any]] = request,
+        state: dict[str, t.Any] | None = None,
+    ) -> None:
         self.p = params
         self.docker = docker
         self.ask = ask
@@ -314,12 +327,19 @@ class Ready:
         try:
             found = self.docker.inspect(names)
         except DockerError as exc:
-            raise Problem("DOC-02", node=self.p["node"], stage=self.state["stage"], found=f"docker: {exc}", expected="an answer of docker", remedy="see systemctl status docker") from exc
+            raise Problem(
+                "DOC-02",
+                node=self.p["node"],
+                stage=self.state["stage"],
+                found=f"docker: {exc}",
+                expected="an answer of docker",
+                remedy="see systemctl status docker",
+            ) from exc
         identity = dict(self.state["identity"])
         for name in [n for n in names if n]:
             if name not in found:
                 raise _vllm.died(self.state, self.p["node"], f"container {name} is not there", self.now())
-        ended = _vllm.gone(found.values())
+        ended = _vllm.gone(found.values(), self.p["ray_container"])
         if ended:
             first, others = ended[0], [c["name"] for c in ended[1:]]
             self._lost(first, exit_text(first) + (f" (and {', '.join(others)} with it)" if others else ""), found)
@@ -331,7 +351,7 @@ class Ready:
         self.state = dict(self.state, identity=identity)
         self._server = found[self.p["container"]]
 
-    def _lost(self, container: dict[str, t.Any], how: str, found: dict[str, dict[str, t.Any]]) -> t.NoReturn:
+    def _lost(self, container: t.Mapping[str, t.Any], how: str, found: dict[str, dict[str, t.Any]]) -> t.NoReturn:
         """Raise with the cause from what the server said last and from the lost container's own log."""
         self.read_log(found[self.p["container"]])
         log = "" if container["name"] == self.p["container"] else self.docker.log_text(container["name"], tail=200, timestamps=False)
@@ -380,7 +400,9 @@ class Ready:
         self.reason = self.model["reason"]
         if self.model["ready"]:
             self.enter("completion")
-            self.state = dict(self.state, max_model_len=self.model["max_model_len"], detail=f"{len(self.state['answers'])}/{self.p['completions']}")
+            self.state = dict(
+                self.state, max_model_len=self.model["max_model_len"], detail=f"{len(self.state['answers'])}/{self.p['completions']}"
+            )
         return bool(self.model["ready"])
 
     def complete(self, watch: bool) -> bool:
@@ -405,7 +427,9 @@ class Ready:
         if verdict["verdict"] == "ok":
             answers = [*self.state["answers"], {"text": verdict["text"], "tokens": verdict["tokens"], "seconds": answer["seconds"]}]
             now = self.now()
-            self.state = dict(self.state, answers=answers, errors_in_row=0, progress_at=now, detail=f"{len(answers)}/{self.p['completions']}")
+            self.state = dict(
+                self.state, answers=answers, errors_in_row=0, progress_at=now, detail=f"{len(answers)}/{self.p['completions']}"
+            )
             return True
         errors = self.state["errors_in_row"] + (1 if verdict["verdict"] == "error" else 0)
         self.state = dict(self.state, errors_in_row=errors)
@@ -438,12 +462,16 @@ class Ready:
         self.look_at_containers()
         if self.p["fresh"] or self.state["cursor"] is not None or self._looked:
             self.read_log(self._server)
-        now = self.now()
-        problem = _vllm.failed(self.state, self.p["node"], now) or _vllm.overdue(self.state, self.p["node"], now, self.p["timeout"], self.limits)
+        problem = _vllm.failed(self.state, self.p["node"], self.now())
         if problem:
             raise problem
-        self._looked = now
-        return self.serving(self.p["completions"], self.p["pause"] if self.p["fresh"] else 0.0, until)
+        self._looked = self.now()
+        if self.serving(self.p["completions"], self.p["pause"] if self.p["fresh"] else 0.0, until):
+            return True
+        problem = _vllm.overdue(self.state, self.p["node"], self.now(), self.p["timeout"], self.limits)
+        if problem:
+            raise problem
+        return False
 
     def wait(self, budget: float | None) -> bool:
         """Wait; False when the budget (seconds; None = no slices) is over before the server is ready."""
@@ -536,7 +564,9 @@ def main() -> None:
     except DockerError as exc:
         module.fail_json(msg=f"docker: {exc}", **result)
     if sliced and not done:
-        result.update(pending=True, state=ready.state, line=_vllm.progress_line(ready.state, module.params["node"], ready.now()), now=ready.now())
+        result.update(
+            pending=True, state=ready.state, line=_vllm.progress_line(ready.state, module.params["node"], ready.now()), now=ready.now()
+        )
     module.exit_json(**result)
 
 

@@ -13,9 +13,21 @@ INSPECT = {
     "Id": "a" * 64,
     "Name": "/sglang_node",
     "RestartCount": 2,
-    "State": {"Status": "exited", "Running": False, "Pid": 0, "ExitCode": 137, "OOMKilled": True, "StartedAt": "2026-11-30T09:01:44.17175416Z", "FinishedAt": "2026-11-30T09:02:00.5Z"},
+    "State": {
+        "Status": "exited",
+        "Running": False,
+        "Pid": 0,
+        "ExitCode": 137,
+        "OOMKilled": True,
+        "StartedAt": "2026-11-30T09:01:44.17175416Z",
+        "FinishedAt": "2026-11-30T09:02:00.5Z",
+    },
     "Config": {"Image": "lmsysorg/sglang:spark", "Labels": {"com.docker.compose.project": "glm"}},
-    "HostConfig": {"RestartPolicy": {"Name": "unless-stopped"}, "NetworkMode": "bridge", "DeviceRequests": [{"Driver": "", "Count": -1, "Capabilities": [["gpu"]]}]},
+    "HostConfig": {
+        "RestartPolicy": {"Name": "unless-stopped"},
+        "NetworkMode": "bridge",
+        "DeviceRequests": [{"Driver": "", "Count": -1, "Capabilities": [["gpu"]]}],
+    },
     "NetworkSettings": {"Ports": {"30000/tcp": [{"HostIp": "127.0.0.1", "HostPort": "30000"}], "8000/tcp": None}},
 }
 

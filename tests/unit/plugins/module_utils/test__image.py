@@ -14,6 +14,7 @@ import typing as t
 from pathlib import Path
 
 import pytest
+
 from ansible_collections.dgxspark.serving.plugins.module_utils import _image
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures" / "image"
@@ -107,7 +108,7 @@ def test_architecture_names() -> None:
     assert [_image.docker_architecture(item) for item in ("aarch64", "x86_64", "riscv64")] == ["arm64", "amd64", "riscv64"]
 
 
-# --- content store ------------------------------------------------------------------------------------------------------------------------------------
+# --- content store ---
 
 
 class Store:
@@ -186,7 +187,7 @@ def test_content_roots() -> None:
     assert roots == ["/data/containerd" + tail, "/var/lib/containerd" + tail, "/data/docker/containerd/daemon" + tail]
 
 
-# --- docker save --------------------------------------------------------------------------------------------------------------------------------------
+# --- docker save ---
 
 
 def save_stream(members: list[tuple[str, bytes | str]]) -> io.BytesIO:
@@ -205,9 +206,20 @@ def save_stream(members: list[tuple[str, bytes | str]]) -> io.BytesIO:
     return out
 
 
-OLD = [("aa/layer.tar", b"L" * 3000), ("bb/layer.tar", "../aa/layer.tar"), ("cc.json", b'{"rootfs":{}}'), ("aa/VERSION", b"1.0"), ("repositories", b"{}")]
+OLD = [
+    ("aa/layer.tar", b"L" * 3000),
+    ("bb/layer.tar", "../aa/layer.tar"),
+    ("cc.json", b'{"rootfs":{}}'),
+    ("aa/VERSION", b"1.0"),
+    ("repositories", b"{}"),
+]
 OLD_LIST = [{"Config": "cc.json", "RepoTags": None, "Layers": ["aa/layer.tar", "bb/layer.tar"]}]
-OCI = [("blobs/sha256/11", gzip.compress(b"x")), ("blobs/sha256/22", b"\x28\xb5\x2f\xfdzz"), ("blobs/sha256/33", b"{}"), ("index.json", b"{}")]
+OCI = [
+    ("blobs/sha256/11", gzip.compress(b"x")),
+    ("blobs/sha256/22", b"\x28\xb5\x2f\xfdzz"),
+    ("blobs/sha256/33", b"{}"),
+    ("index.json", b"{}"),
+]
 OCI_LIST = [{"Config": "blobs/sha256/33", "RepoTags": ["a:1"], "Layers": ["blobs/sha256/11", "blobs/sha256/22"]}]
 
 
@@ -228,7 +240,11 @@ def test_stage_both_forms_of_docker_save(tmp_path: Path, members: t.Any, listing
 
 def test_stage_of_a_broken_stream(tmp_path: Path) -> None:
     whole = save_stream([*OLD, ("manifest.json", json.dumps(OLD_LIST).encode())]).getvalue()
-    for data, message in [(whole[:2000], "broken stream"), (b"", "no complete image|broken"), (save_stream(OLD).getvalue(), "no complete image")]:
+    for data, message in [
+        (whole[:2000], "broken stream"),
+        (b"", "no complete image|broken"),
+        (save_stream(OLD).getvalue(), "no complete image"),
+    ]:
         with pytest.raises(_image.NotServable, match=message):
             _image.stage(io.BytesIO(data), str(tmp_path / "y"))
     with pytest.raises(_image.NotServable, match="nothing is staged"):

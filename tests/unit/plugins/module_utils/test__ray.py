@@ -34,14 +34,26 @@ def test_ready():
 STRANGER = {**TABLE["nodes"][1], "address": "192.168.200.99", "resources": {"CPU": 1.0}}
 CASES = {
     "worker missing": (without_worker(), "RAY-13", "192.168.200.13 is not in the cluster; the cluster has 1 GPU instead of 2 after 30 s"),
-    "worker died": (changed(alive=False, death="health check failed"), "RAY-13", "192.168.200.13 is not in the cluster (it was: health check failed)"),
-    "wrong address": (changed(address="10.0.0.11"), "RAY-01", "192.168.200.13 is not in the cluster; 10.0.0.11 is in the cluster and not in the plan"),
+    "worker died": (
+        changed(alive=False, death="health check failed"),
+        "RAY-13",
+        "192.168.200.13 is not in the cluster (it was: health check failed)",
+    ),
+    "wrong address": (
+        changed(address="10.0.0.11"),
+        "RAY-01",
+        "192.168.200.13 is not in the cluster; 10.0.0.11 is in the cluster and not in the plan",
+    ),
     "stranger": ({**TABLE, "nodes": [*TABLE["nodes"], STRANGER]}, "RAY-05", "192.168.200.99 is in the cluster and not in the plan"),
     "worker without GPU": (changed(resources={"CPU": 2.0}, available={"CPU": 2.0}), "RAY-07", "192.168.200.13 offers 0 GPU instead of 1"),
     "GPU reserved": (changed(available={"CPU": 1.0}), "RAY-12", "1 GPU of 192.168.200.13 is reserved"),
     "there twice": ({**TABLE, "nodes": [*TABLE["nodes"], TABLE["nodes"][1]]}, "RAY-07", "192.168.200.13 is there 2 times"),
     "other session": (changed(socket="/tmp/ray/session_old/sockets/raylet"), "RAY-07", "nodes of different Ray sessions"),
-    "nobody": ({"nodes": [], "errors": ["no Ray head answers at x:6379: refused"], "via": "tcp"}, "RAY-13", "no Ray cluster after 30 s: no Ray head answers"),
+    "nobody": (
+        {"nodes": [], "errors": ["no Ray head answers at x:6379: refused"], "via": "tcp"},
+        "RAY-13",
+        "no Ray cluster after 30 s: no Ray head answers",
+    ),
     "no Ray": ({"nodes": [], "errors": ["no Ray in this container: x"], "via": "import"}, "RAY-02", "no Ray in this container"),
 }
 
@@ -55,7 +67,15 @@ def test_not_ready(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "hopeless"), [("worker missing", False), ("GPU reserved", False), ("stranger", True), ("wrong address", True), ("worker without GPU", True), ("no Ray", True)]
+    ("name", "hopeless"),
+    [
+        ("worker missing", False),
+        ("GPU reserved", False),
+        ("stranger", True),
+        ("wrong address", True),
+        ("worker without GPU", True),
+        ("no Ray", True),
+    ],
 )
 def test_what_waiting_does_not_mend(name, hopeless):
     table = CASES[name][0]

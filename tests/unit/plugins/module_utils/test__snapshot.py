@@ -11,6 +11,7 @@ import typing as t
 from pathlib import Path
 
 import pytest
+
 from ansible_collections.dgxspark.serving.plugins.module_utils import _snapshot
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -28,7 +29,7 @@ FILES = {
 def row_of(path: str, data: bytes) -> dict[str, t.Any]:
     if path.endswith(".safetensors"):
         return {"path": path, "size": len(data), "blob": hashlib.sha256(data).hexdigest(), "algo": "sha256"}
-    blob = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+    blob = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
     return {"path": path, "size": len(data), "blob": blob, "algo": "git-sha1"}
 
 
@@ -206,7 +207,7 @@ def test_manifest_digest_does_not_depend_on_order_or_extra_keys() -> None:
     assert _snapshot.manifest_digest(ROWS[1:]) != _snapshot.manifest_digest(ROWS)
 
 
-# --- comparing ----------------------------------------------------------------------------------------------------------------------------------------
+# --- comparing ---
 
 
 def test_look_sorts_rows(cache: Cache) -> None:
@@ -269,7 +270,7 @@ def test_a_bad_manifest_is_refused(change: dict[str, t.Any], message: str) -> No
     assert _snapshot.check_manifest([]) == "it is empty"
 
 
-# --- publication --------------------------------------------------------------------------------------------------------------------------------------
+# --- publication ---
 
 
 def blobs_only(cache: Cache) -> None:

@@ -17,6 +17,7 @@ import typing as t
 from pathlib import Path
 
 import pytest
+
 from ansible_collections.dgxspark.serving.plugins.module_utils import _sync_server
 
 TOKEN = "0123456789abcdef0123456789abcdef"
@@ -134,7 +135,9 @@ def test_nothing_can_be_written(tmp_path: Path, method: str) -> None:
 )
 def test_refusals_say_why(tmp_path: Path, over: dict[str, t.Any], path: str, status: int, reason: str) -> None:
     with serving(tmp_path, **over) as client:
-        client.conn = http.client.HTTPConnection(over.get("bind", "127.0.0.1"), client.server.server_port, timeout=10, source_address=("127.0.0.1", 0))
+        client.conn = http.client.HTTPConnection(
+            over.get("bind", "127.0.0.1"), client.server.server_port, timeout=10, source_address=("127.0.0.1", 0)
+        )
         got, headers, body = client.ask("GET", path)
         assert (got, headers["X-Reason"]) == (status, reason)
         assert DATA[:100] not in body
@@ -167,7 +170,16 @@ def test_the_program(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(DATA)
     program, config, state = tmp_path / "server.py", tmp_path / "config.json", tmp_path / "state.json"
     program.write_text(Path(_sync_server.__file__).read_text())
-    data = {"what": "model", "bind": "127.0.0.1", "port": 0, "token": TOKEN, "peers": [], "lifetime": 60, "state": str(state), "manifest_digest": "x"}
+    data = {
+        "what": "model",
+        "bind": "127.0.0.1",
+        "port": 0,
+        "token": TOKEN,
+        "peers": [],
+        "lifetime": 60,
+        "state": str(state),
+        "manifest_digest": "x",
+    }
     config.write_text(json.dumps({**data, "blobs": {NAME: {"path": str(tmp_path / "file"), "size": len(DATA)}}}))
     with subprocess.Popen([sys.executable, "-I", str(program), str(config)]) as process:
         try:
@@ -193,7 +205,9 @@ def test_the_program_ends_by_itself(tmp_path: Path) -> None:
 
 def test_a_foreign_address_is_told_in_the_state(tmp_path: Path) -> None:
     config, state = tmp_path / "config.json", tmp_path / "state.json"
-    config.write_text(json.dumps({"what": "model", "bind": "192.0.2.1", "port": 0, "token": TOKEN, "peers": [], "state": str(state), "blobs": {}}))
+    config.write_text(
+        json.dumps({"what": "model", "bind": "192.0.2.1", "port": 0, "token": TOKEN, "peers": [], "state": str(state), "blobs": {}})
+    )
     assert subprocess.run([sys.executable, _sync_server.__file__, str(config)], timeout=30, check=False).returncode == 1
     assert "192.0.2.1" in json.loads(state.read_text())["error"]
 

@@ -18,6 +18,7 @@ import typing as t
 from pathlib import Path
 
 import pytest
+
 from ansible_collections.dgxspark.serving.plugins.module_utils import _sync_server, _transfer
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 
@@ -28,7 +29,7 @@ def bounded(kind: str, seconds: float) -> Problem:
     return Problem("stalled", found=f"{kind} {seconds:.0f}", expected="x", remedy="x")
 
 
-# --- pool ---------------------------------------------------------------------------------------------------------------------------------------------
+# --- pool ---
 
 
 def test_pool_keeps_order_and_counts() -> None:
@@ -76,7 +77,7 @@ def test_pool_is_bounded_and_leaves_no_child(timeout: float, stall: float, kind:
     assert not any(child.is_alive() for child in pool._children)
 
 
-# --- hashing ------------------------------------------------------------------------------------------------------------------------------------------
+# --- hashing ---
 
 
 def test_hash_is_the_name_of_the_blob(tmp_path: Path) -> None:
@@ -98,7 +99,7 @@ def test_hash_many_keeps_order_and_survives_missing_files(tmp_path: Path) -> Non
     assert digests == [*(hashlib.sha256(b"x" * index * 1000).hexdigest() for index in range(5)), ""]
 
 
-# --- puller -------------------------------------------------------------------------------------------------------------------------------------------
+# --- puller ---
 
 
 class Lab:
@@ -114,7 +115,11 @@ class Lab:
         for index, size in enumerate(sizes):
             data = rng.randbytes(size)
             algo = "sha256" if index % 2 == 0 else "git-sha1"
-            blob = hashlib.sha256(data).hexdigest() if algo == "sha256" else hashlib.sha1(b"blob %d\0" % size + data).hexdigest()
+            blob = (
+                hashlib.sha256(data).hexdigest()
+                if algo == "sha256"
+                else hashlib.sha1(b"blob %d\0" % size + data, usedforsecurity=False).hexdigest()
+            )
             (self.head / blob).write_bytes(data)
             self.rows.append({"path": f"file{index}", "size": size, "blob": blob, "algo": algo})
             self.data[blob] = data
@@ -209,7 +214,9 @@ def test_refusals_are_told_apart(lab: Lab, over: dict[str, t.Any], token: str, c
         source = _transfer.Source(over.get("bind", "127.0.0.1"), lab.port, token)
         puller = _transfer.Puller(source, lab.target, stall=5.0, node="w")
         if "bind" in over:
-            puller._conn = __import__("http.client").client.HTTPConnection(source.address, source.port, timeout=5, source_address=("127.0.0.1", 0))
+            puller._conn = __import__("http.client").client.HTTPConnection(
+                source.address, source.port, timeout=5, source_address=("127.0.0.1", 0)
+            )
         puller.fetch(lab.rows[0], lambda count: None)
     assert info.value.id == ident and text in info.value.found
     assert list(lab.blobs.iterdir()) == []
@@ -354,7 +361,7 @@ def test_a_link_in_the_staging_is_not_followed(lab: Lab, tmp_path: Path) -> None
     assert victim.read_text() == "precious"
 
 
-# --- disk, locks, commands ----------------------------------------------------------------------------------------------------------------------------
+# --- disk, locks, commands ---
 
 
 def test_space_is_checked_with_numbers(tmp_path: Path) -> None:
@@ -421,7 +428,7 @@ def test_watch_without_the_command() -> None:
     assert info.value.id == "command-missing"
 
 
-# --- relay --------------------------------------------------------------------------------------------------------------------------------------------
+# --- relay ---
 
 
 def test_relay_passes_and_counts(lab: Lab) -> None:
@@ -436,7 +443,11 @@ def test_relay_passes_and_counts(lab: Lab) -> None:
 
 def test_relay_sends_tls_back_to_plain_http(lab: Lab) -> None:
     """The containerd store tries TLS first and falls back only when the answer begins with HTTP/ (seen with Docker 26.1)."""
-    with lab.server(), _transfer.Relay("127.0.0.1", lab.port) as relay, socket.create_connection(("127.0.0.1", relay.port), timeout=10) as sock:
+    with (
+        lab.server(),
+        _transfer.Relay("127.0.0.1", lab.port) as relay,
+        socket.create_connection(("127.0.0.1", relay.port), timeout=10) as sock,
+    ):
         sock.sendall(b"\x16\x03\x01\x00\xf4\x01")
         assert sock.recv(5) == b"HTTP/"
 
@@ -444,7 +455,10 @@ def test_relay_sends_tls_back_to_plain_http(lab: Lab) -> None:
 def test_relay_remembers_why_the_head_is_not_reached() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        with _transfer.Relay("127.0.0.1", probe.getsockname()[1]) as relay, socket.create_connection(("127.0.0.1", relay.port), timeout=10) as sock:
+        with (
+            _transfer.Relay("127.0.0.1", probe.getsockname()[1]) as relay,
+            socket.create_connection(("127.0.0.1", relay.port), timeout=10) as sock,
+        ):
             sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
             with contextlib.suppress(ConnectionResetError):
                 assert sock.recv(10) == b""

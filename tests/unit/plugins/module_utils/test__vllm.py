@@ -30,11 +30,24 @@ def status(code, text=""):
 @pytest.mark.parametrize(
     ("name", "stages", "facts"),
     [
-        ("vllm_0.32_ray_ok.log", ["container", "ray", "placement", "weights", "kv_cache", "api"], {"version": "0.32.0", "kv_cache_tokens": 2097152, "concurrency": 2048.0, "max_model_len": 1024}),
+        (
+            "vllm_0.32_ray_ok.log",
+            ["container", "ray", "placement", "weights", "kv_cache", "api"],
+            {"version": "0.32.0", "kv_cache_tokens": 2097152, "concurrency": 2048.0, "max_model_len": 1024},
+        ),
         (
             "vllm_0.17_cuda_ok.log",
             ["container", "ray", "placement", "weights 39/39", "compile", "kv_cache", "graph_capture 51/51", "api"],
-            {"version": "0.17.1", "kv_cache_tokens": 1234567, "kv_cache_gib": 30.11, "weights_gib": 59.2, "weights_seconds": 720.55, "engine_seconds": 184.2, "concurrency": 75.35, "graph_seconds": 74},
+            {
+                "version": "0.17.1",
+                "kv_cache_tokens": 1234567,
+                "kv_cache_gib": 30.11,
+                "weights_gib": 59.2,
+                "weights_seconds": 720.55,
+                "engine_seconds": 184.2,
+                "concurrency": 75.35,
+                "graph_seconds": 74,
+            },
         ),
     ],
 )
@@ -53,8 +66,14 @@ def test_stage_durations_come_from_the_times_of_the_log():
     state = _vllm.launched(state, _vllm.written_at("2026-03-01T10:00:00.000000000Z", 1000, wall))
     state = _vllm.advance_at(state, [(_vllm.written_at(stamp, 1000, wall), line) for stamp, line in pairs])
     assert {s["stage"]: s["seconds"] for s in state["stages"]} == {
-        "container": 20.0, "ray": 1.2, "placement": 38.8, "weights": 760.0, "compile": 100.0, "kv_cache": 70.0, "graph_capture": 6.0
-    }  # fmt: skip
+        "container": 20.0,
+        "ray": 1.2,
+        "placement": 38.8,
+        "weights": 760.0,
+        "compile": 100.0,
+        "kv_cache": 70.0,
+        "graph_capture": 6.0,
+    }
     assert state["progress_at"] == 1000
 
 
@@ -68,22 +87,41 @@ def test_state_survives_json_and_reading_in_pieces():
 
 
 def test_a_bar_that_rewrites_its_line_is_read_piece_by_piece():
-    state = _vllm.advance(_vllm.new_state(0), ["Capturing CUDA graphs (decode, FULL):   0%|    | 0/35\rCapturing CUDA graphs (decode, FULL):  20%|##  | 7/35 [00:01<00:05,  5.0it/s]"], 3)
+    state = _vllm.advance(
+        _vllm.new_state(0),
+        [
+            "Capturing CUDA graphs (decode, FULL):   0%|    | 0/35\rCapturing CUDA graphs (decode, FULL):  20%|##  | 7/35 [00:01<00:05,  "
+            "5.0it/s]"
+        ],
+        3,
+    )
     assert (state["stage"], state["counter"]) == ("graph_capture", [7, 35])
 
 
 def test_heartbeats_and_repeated_lines_are_no_progress():
     state = _vllm.advance(_vllm.new_state(0), ["Capturing CUDA graphs (decode, FULL):  20%|##  | 2/10"], 10)
     for second in range(20, 200, 20):
-        state = _vllm.advance(state, ["Capturing CUDA graphs (decode, FULL):  20%|##  | 2/10", "No available shared memory broadcast block found in 60 seconds"], second)
+        state = _vllm.advance(
+            state,
+            ["Capturing CUDA graphs (decode, FULL):  20%|##  | 2/10", "No available shared memory broadcast block found in 60 seconds"],
+            second,
+        )
     assert state["progress_at"] == 10 and state["noise"] == {"RDY-03": 9} and state["fatal_at"] is None
     problem = _vllm.overdue(state, "spark-1", 120, 3600, {**_vllm.STAGE_TIMEOUTS, "graph_capture": 100})
-    assert problem.id == "VLL-05" and "stage graph_capture at 2/10 made no progress for 110 s" in problem.found and "enforce-eager" in problem.remedy
+    assert (
+        problem.id == "VLL-05"
+        and "stage graph_capture at 2/10 made no progress for 110 s" in problem.found
+        and "enforce-eager" in problem.remedy
+    )
     assert _vllm.overdue(state, "spark-1", 109, 3600, {**_vllm.STAGE_TIMEOUTS, "graph_capture": 100}) is None
 
 
 def test_broadcast_heartbeats_then_ready():
-    state = _vllm.advance(_vllm.new_state(0), ["No available shared memory broadcast block found in 60 seconds"] * 10 + ["INFO:     Application startup complete."], 1)
+    state = _vllm.advance(
+        _vllm.new_state(0),
+        ["No available shared memory broadcast block found in 60 seconds"] * 10 + ["INFO:     Application startup complete."],
+        1,
+    )
     assert state["stage"] == "api" and state["listening"]
 
 
@@ -107,11 +145,23 @@ def test_stages_never_go_back():
 
 def test_fatal_line_waits_for_its_cause_and_takes_the_first():
     state = _vllm.advance(_vllm.new_state(0), log("vllm_0.17_cuda_ok.log")[:10], 1)
-    state = _vllm.advance(state, ["(EngineCore_DP0 pid=9) ERROR 03-01 10:00:00 [core.py:1] ValueError: Free memory on device cuda:0 (60.5/121.69 GiB) on startup is less than desired GPU memory utilization (0.8, 97.35 GiB).",
-                                  "ERROR 03-01 10:00:00 [core.py:1] EngineCore failed to start."], 2)  # fmt: skip
+    state = _vllm.advance(
+        state,
+        [
+            "(EngineCore_DP0 pid=9) ERROR 03-01 10:00:00 [core.py:1] ValueError: Free memory on device cuda:0 "
+            "(60.5/121.69 GiB) on startup is less than desired GPU memory utilization (0.8, 97.35 GiB).",
+            "ERROR 03-01 10:00:00 [core.py:1] EngineCore failed to start.",
+        ],
+        2,
+    )
     assert _vllm.failed(state, "spark-1", 2.5) is None
     problem = _vllm.failed(state, "spark-1", 4)
-    assert problem.id == "MEM-01" and problem.stage == "weights" and "only 60.5 of 121.69 GiB are free" in problem.found and problem.details["cause"]["fields"]["needed_gib"] == "97.35"
+    assert (
+        problem.id == "MEM-01"
+        and problem.stage == "weights"
+        and "only 60.5 of 121.69 GiB are free" in problem.found
+        and problem.details["cause"]["fields"]["needed_gib"] == "97.35"
+    )
 
 
 def test_recorded_placement_wait_fails_after_30_seconds():
@@ -129,7 +179,13 @@ def test_killed_from_outside_is_not_blamed_on_an_old_traceback():
 
 
 def test_died_prefers_a_known_cause_of_the_other_log():
-    problem = _vllm.died(_vllm.new_state(0), "spark-1", "container spark-ray exited with code 1", 3, "ValueError: Ray component x is trying to use a port number 52365 that is used by other components.")
+    problem = _vllm.died(
+        _vllm.new_state(0),
+        "spark-1",
+        "container spark-ray exited with code 1",
+        3,
+        "ValueError: Ray component x is trying to use a port number 52365 that is used by other components.",
+    )
     assert problem.id == "RAY-06" and "52365" in problem.found
 
 
@@ -168,21 +224,34 @@ def test_identity(before, after, expected):
     assert _vllm.identity_change(before, after) == expected
 
 
-def test_the_first_to_end_is_named_first():
-    containers = [{"name": "vllm", "running": False, "finished_at": "2"}, {"name": "ray", "running": False, "finished_at": "1"}, {"name": "x", "running": True, "finished_at": ""}]
-    assert [c["name"] for c in _vllm.gone(containers)] == ["ray", "vllm"]
+@pytest.mark.parametrize(("code", "names"), [(137, ["ray", "vllm"]), (1, ["vllm", "ray"])])
+def test_the_first_to_end_is_named_first(code, names):
+    vllm = {"name": "vllm", "running": False, "finished_at": "1", "exit_code": code}
+    ray = {"name": "ray", "running": False, "finished_at": "2", "exit_code": 137}
+    up = {"name": "x", "running": True, "finished_at": "", "exit_code": 0}
+    assert [c["name"] for c in _vllm.gone([up, ray, vllm], "ray")] == names
 
 
 @pytest.mark.parametrize(
     ("answer", "path", "verdict", "text"),
     [
         (ok({"choices": [{"message": {"content": "hello"}}], "usage": {"completion_tokens": 3}}), _vllm.CHAT, "ok", "hello"),
-        (ok({"choices": [{"message": {"content": None, "reasoning_content": "hm"}}], "usage": {"completion_tokens": 32}}), _vllm.CHAT, "ok", "hm"),
+        (
+            ok({"choices": [{"message": {"content": None, "reasoning_content": "hm"}}], "usage": {"completion_tokens": 32}}),
+            _vllm.CHAT,
+            "ok",
+            "hm",
+        ),
         (ok({"choices": [{"message": {"content": None}}], "usage": {"completion_tokens": 1}}), _vllm.CHAT, "ok", ""),
         (ok({"choices": [{"text": " world"}]}), _vllm.PLAIN, "ok", "world"),
         (ok({"choices": [{"message": {"content": ""}}], "usage": {"completion_tokens": 0}}), _vllm.CHAT, "error", ""),
         (ok([]), _vllm.CHAT, "error", ""),
-        (status(400, '{"error": {"message": "default chat template is no longer allowed, so you must provide a chat template"}}'), _vllm.CHAT, "plain", ""),
+        (
+            status(400, '{"error": {"message": "default chat template is no longer allowed, so you must provide a chat template"}}'),
+            _vllm.CHAT,
+            "plain",
+            "",
+        ),
         (status(404), _vllm.CHAT, "plain", ""),
         (status(400, "max_tokens too large"), _vllm.CHAT, "fatal", ""),
         (status(404), _vllm.PLAIN, "fatal", ""),
@@ -197,9 +266,18 @@ def test_completions_are_judged_by_tokens(answer, path, verdict, text):
 
 
 def test_models():
-    assert _vllm.check_models(ok({"data": [{"id": "m", "max_model_len": 1024}]}), "m", "n") == {"ready": True, "max_model_len": 1024, "reason": ""}
+    assert _vllm.check_models(ok({"data": [{"id": "m", "max_model_len": 1024}]}), "m", "n") == {
+        "ready": True,
+        "max_model_len": 1024,
+        "reason": "",
+    }
     assert _vllm.check_models(status(503, "loading"), "m", "n")["reason"] == "/v1/models: HTTP 503: loading"
-    for body, listed in (({"data": [{"id": "glm"}]}, "glm"), ({"data": [{"id": "m"}, {"id": "x"}]}, "m, x"), ({"data": []}, "nothing"), ([], "nothing")):
+    for body, listed in (
+        ({"data": [{"id": "glm"}]}, "glm"),
+        ({"data": [{"id": "m"}, {"id": "x"}]}, "m, x"),
+        ({"data": []}, "nothing"),
+        ([], "nothing"),
+    ):
         with pytest.raises(Problem) as caught:
             _vllm.check_models(ok(body), "m", "spark-1")
         assert caught.value.id == "RDY-07" and caught.value.found == f"/v1/models lists {listed}"

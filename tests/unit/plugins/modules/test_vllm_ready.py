@@ -86,15 +86,35 @@ class FakeDocker:
 
 
 def container(name="spark-vllm", running=True, code=0, started="2026-11-30T09:00:00.0Z", ident="a", finished="2026-11-30T09:05:00.0Z"):
-    state = {"Status": "running" if running else "exited", "Running": running, "ExitCode": code, "StartedAt": started, "FinishedAt": finished}
+    state = {
+        "Status": "running" if running else "exited",
+        "Running": running,
+        "ExitCode": code,
+        "StartedAt": started,
+        "FinishedAt": finished,
+    }
     return {"Id": ident * 64, "Name": f"/{name}", "State": state, "Config": {}, "HostConfig": {}, "RestartCount": 0}
 
 
 def params(url, **more):
     base = {
-        "url": url, "served_model": "tiny", "container": "spark-vllm", "ray_container": "", "ranks": [], "api_key": None, "timeout": 30, "stage_timeouts": {}, "completions": 2, "pause": 0,
-        "fresh": True, "prompt": "hi", "max_tokens": 8, "deadline": 5, "interval": 0.02, "node": "spark-1",
-    }  # fmt: skip
+        "url": url,
+        "served_model": "tiny",
+        "container": "spark-vllm",
+        "ray_container": "",
+        "ranks": [],
+        "api_key": None,
+        "timeout": 30,
+        "stage_timeouts": {},
+        "completions": 2,
+        "pause": 0,
+        "fresh": True,
+        "prompt": "hi",
+        "max_tokens": 8,
+        "deadline": 5,
+        "interval": 0.02,
+        "node": "spark-1",
+    }
     return {**base, **more}
 
 
@@ -136,13 +156,17 @@ SLOW = {
     "closed connections at first": {**GOOD, "/health": ["close", "close", (200, None)]},
     "models not there at first": {**GOOD, "/v1/models": [(503, None), MODELS]},
     "one failed completion": {**GOOD, "/v1/chat/completions": [(500, {"error": "x"}), ANSWER]},
-    "a base model": {**GOOD, "/v1/chat/completions": [(400, {"error": {"message": "you must provide a chat template"}})], "/v1/completions": [(200, {"choices": [{"text": "world"}]})]},
+    "a base model": {
+        **GOOD,
+        "/v1/chat/completions": [(400, {"error": {"message": "you must provide a chat template"}})],
+        "/v1/completions": [(200, {"choices": [{"text": "world"}]})],
+    },
 }
 
 
 @pytest.mark.parametrize("name", SLOW)
 def test_not_yet_is_not_never(name):
-    result, server = run(SLOW[name])
+    result, dummy = run(SLOW[name])
     assert result["ready"]
     assert result["endpoint"] == ("/v1/completions" if name == "a base model" else "/v1/chat/completions")
 
@@ -150,10 +174,25 @@ def test_not_yet_is_not_never(name):
 NEVER = {
     "needs a key": ({**GOOD, "/v1/models": [(401, {"error": "Unauthorized"})]}, {}, "RDY-10", "needs a key"),
     "another model": ({**GOOD, "/v1/models": [(200, {"data": [{"id": "glm-4.7"}]})]}, {}, "RDY-07", "lists glm-4.7"),
-    "empty completions": ({**GOOD, "/v1/chat/completions": [(200, {"choices": [{"message": {"content": ""}}], "usage": {"completion_tokens": 0}})]}, {}, "RDY-08", "without a single token"),
-    "completions fail": ({**GOOD, "/v1/chat/completions": [(500, {"error": {"message": "EngineCore encountered an issue"}})]}, {}, "RDY-08", "/health answers 200 but a completion fails"),
+    "empty completions": (
+        {**GOOD, "/v1/chat/completions": [(200, {"choices": [{"message": {"content": ""}}], "usage": {"completion_tokens": 0}})]},
+        {},
+        "RDY-08",
+        "without a single token",
+    ),
+    "completions fail": (
+        {**GOOD, "/v1/chat/completions": [(500, {"error": {"message": "EngineCore encountered an issue"}})]},
+        {},
+        "RDY-08",
+        "/health answers 200 but a completion fails",
+    ),
     "a completion that never ends": ({**GOOD, "/v1/chat/completions": ["hang"]}, {"deadline": 0.3}, "RDY-08", "no answer in time"),
-    "health never answers": ({**GOOD, "/health": ["hang"]}, {"deadline": 0.1, "stage_timeouts": {"health": 0.2}}, "RDY-01", "/health: no answer in time"),
+    "health never answers": (
+        {**GOOD, "/health": ["hang"]},
+        {"deadline": 0.1, "stage_timeouts": {"health": 0.2}},
+        "RDY-01",
+        "/health: no answer in time",
+    ),
     "the whole takes too long": ({**GOOD, "/health": [(503, None)]}, {"timeout": 0.2}, "RDY-01", "not ready after"),
 }
 
@@ -169,7 +208,9 @@ def test_nothing_listens_yet_is_refused_and_the_stage_of_the_log_counts():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    ready = vllm_ready.Ready(params(f"http://127.0.0.1:{port}"), Docker(FakeDocker(logs=["Loading safetensors checkpoint shards:  40% Completed | 2/5 [x]"])))
+    ready = vllm_ready.Ready(
+        params(f"http://127.0.0.1:{port}"), Docker(FakeDocker(logs=["Loading safetensors checkpoint shards:  40% Completed | 2/5 [x]"]))
+    )
     assert ready.wait(0) is False
     assert ready.result(False)["reason"] == "/health: connection refused"
     assert ready.state["stage"] == "weights" and ready.state["counter"] == [2, 5]
@@ -206,13 +247,16 @@ def test_replaced_container():
 
 
 def test_the_ray_container_that_died_first_is_named():
-    dead = [container(running=False, code=137, finished="2026-11-30T09:05:01.0Z"), container("spark-ray", running=False, code=137, finished="2026-11-30T09:05:00.0Z")]
+    dead = [
+        container(running=False, code=137, finished="2026-11-30T09:05:01.0Z"),
+        container("spark-ray", running=False, code=137, finished="2026-11-30T09:05:00.0Z"),
+    ]
     problem = problem_of({}, FakeDocker([dead]), ray_container="spark-ray")
     assert problem.found.startswith("container spark-ray exited with code 137") and "(and spark-vllm with it)" in problem.found
 
 
 def test_a_container_that_dies_during_a_completion_ends_the_wait():
-    docker = FakeDocker([[container()], [container(running=False, code=1)]], logs=["EngineDeadError"])
+    docker = FakeDocker([[container()], [container(running=False, code=1)]])
     problem = problem_of({**GOOD, "/v1/chat/completions": ["hang"]}, docker, deadline=20)
     assert "container spark-vllm exited with code 1" in problem.found
 
@@ -278,7 +322,11 @@ def test_check_mode_answers_without_waiting_and_without_failing(monkeypatch):
 
 def test_module_fails_with_a_problem(monkeypatch):
     result = module(monkeypatch, {"served_model": "tiny", "node": "spark-1"}, FakeDocker([[]]))
-    assert result["failed"] and result["problem"]["node"] == "spark-1" and result["msg"].startswith("spark-1: container: found container spark-vllm is not there")
+    assert (
+        result["failed"]
+        and result["problem"]["node"] == "spark-1"
+        and result["msg"].startswith("spark-1: container: found container spark-vllm is not there")
+    )
 
 
 def test_a_slice_that_is_not_ready_is_pending(monkeypatch):

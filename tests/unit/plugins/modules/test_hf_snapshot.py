@@ -1,0 +1,351 @@
+# Copyright (c) 2026 dgxspark.serving contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The whole module against the lab's hub, with a stand-in for huggingface_hub."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import stat
+import sys
+import threading
+import typing as t
+from pathlib import Path
+
+import pytest
+from ansible.module_utils.testing import patch_module_args
+
+from ansible_collections.dgxspark.serving.plugins.module_utils import _download, _snapshot, _transfer
+from ansible_collections.dgxspark.serving.plugins.modules import hf_snapshot
+
+TOP = Path(__file__).resolve().parents[4]
+STUB = TOP / "tests" / "unit" / "fixtures" / "snapshot"
+SPEC = importlib.util.spec_from_file_location("lab_hub_for_snapshot", TOP / "lab" / "hub.py")
+assert SPEC and SPEC.loader
+hub = importlib.util.module_from_spec(SPEC)
+sys.modules[SPEC.name] = hub
+SPEC.loader.exec_module(hub)
+
+FILES = {
+    "config.json": b"{}",
+    "sub/t.json": b"[]",
+    "m-00001-of-00002.safetensors": b"1" * 90000,
+    "m-00002-of-00002.safetensors": b"2" * 90000,
+}
+TOTAL = sum(map(len, FILES.values()))
+
+
+class Bench:
+    """A hub with one model, an empty cache, and the module."""
+
+    def __init__(self, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.model = root / "hub" / "org" / "m"
+        for path, data in FILES.items():
+            target = self.model / "files" / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(data)
+        self.server = hub.Server(str(root / "hub"), "127.0.0.1", 0)
+        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        self.endpoint = f"http://127.0.0.1:{self.server.server_port}"
+        self.cache = root / "cache"
+        self.folder = self.cache / "hub" / "models--org--m"
+        self.log = root / "log"
+        self.capsys = capsys
+
+    def run(self, check: bool = False, **over: t.Any) -> dict[str, t.Any]:
+        args: dict[str, t.Any] = {
+            "repo_id": "org/m",
+            "cache_dir": str(self.cache),
+            "endpoint": self.endpoint,
+            "python": sys.executable,
+            "node": "spark-1",
+        }
+        args.update({"min_free_bytes": 0, "retries": 0, "processes": 2, "_ansible_check_mode": check, **over})
+        with patch_module_args(args), pytest.raises(SystemExit):
+            hf_snapshot.main()
+        return json.loads(self.capsys.readouterr().out)
+
+    def attempts(self) -> list[dict[str, t.Any]]:
+        return [json.loads(line) for line in self.log.read_text().splitlines()] if self.log.exists() else []
+
+
+@pytest.fixture
+def bench(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> t.Iterator[Bench]:
+    monkeypatch.setattr(hf_snapshot, "RUN_DIR", str(tmp_path / "run"))
+    monkeypatch.setattr(_snapshot, "STAMP_DIR", str(tmp_path / "state" / "snapshots"))
+    monkeypatch.setenv("PYTHONPATH", str(STUB))
+    monkeypatch.setenv("STUB_LOG", str(tmp_path / "log"))
+    monkeypatch.delenv("SUDO_UID", raising=False)
+    made = Bench(tmp_path, capsys)
+    yield made
+    made.server.ending.set()
+    made.server.shutdown()
+    made.server.server_close()
+
+
+def test_download_then_nothing(bench: Bench) -> None:
+    first = bench.run()
+    assert first["changed"] and first["missing"] == {"files": 4, "bytes": TOTAL} and not first.get("failed")
+    snapshot = first["snapshot"]
+    assert (snapshot["files"], snapshot["bytes"], snapshot["ref"], snapshot["verified"]) == (4, TOTAL, "main", True)
+    assert {path: (Path(snapshot["path"]) / path).read_bytes() for path in FILES} == FILES
+    assert (bench.folder / "refs" / "main").read_text() == snapshot["revision"]
+    assert first["manifest_digest"] == _snapshot.manifest_digest(first["manifest"])
+    assert first["diff"]["before"]["files"] is None and first["diff"]["after"]["files"] == 4
+
+    bench.server.shutdown()  # a second run needs no hub, no image and no python
+    second = bench.run(python="", image="")
+    assert not second["changed"] and second["actions"] == []
+    assert (second["snapshot"], second["manifest"], second["manifest_digest"]) == (snapshot, first["manifest"], first["manifest_digest"])
+    assert len(bench.attempts()) == 1
+    assert sorted(os.listdir(hf_snapshot.RUN_DIR)) == [name for name in os.listdir(hf_snapshot.RUN_DIR) if name.endswith(".lock")]
+
+
+def test_check_mode_says_what_would_come_and_touches_nothing(bench: Bench) -> None:
+    result = bench.run(check=True, python="", image="not/there")
+    assert result["changed"] and result["missing"] == {"files": 4, "bytes": TOTAL}
+    assert "would download 4 files" in result["actions"][0] and len(result["manifest"]) == 4
+    assert not bench.cache.exists() and not os.path.exists(hf_snapshot.RUN_DIR)
+    bench.run()
+    assert not bench.run(check=True)["changed"]
+
+
+def test_an_existing_cache_is_adopted(bench: Bench) -> None:
+    bench.run()
+    for name in os.listdir(_snapshot.STAMP_DIR):
+        os.unlink(os.path.join(_snapshot.STAMP_DIR, name))
+    result = bench.run(python="", image="")
+    assert not result["changed"] and result["snapshot"]["verified"]
+    assert any("verified 4 files" in action for action in result["actions"])
+    assert len(bench.attempts()) == 1
+
+
+def test_only_what_is_missing_or_wrong_is_fetched(bench: Bench) -> None:
+    path = Path(bench.run()["snapshot"]["path"])
+    blob = (path / "m-00001-of-00002.safetensors").resolve()
+    data = bytearray(blob.read_bytes())
+    data[7] ^= 1
+    blob.write_bytes(data)
+    (path / "sub" / "t.json").resolve().unlink()
+    result = bench.run()
+    assert result["changed"] and result["missing"] == {"files": 2, "bytes": 90002}
+    assert bench.attempts()[1]["patterns"] == ["m-00001-of-00002.safetensors", "sub/t.json"]
+    assert {name: (path / name).read_bytes() for name in FILES} == FILES
+
+
+def test_full_verification_finds_what_the_stamp_cannot_see(bench: Bench) -> None:
+    path = Path(bench.run()["snapshot"]["path"])
+    blob = (path / "m-00001-of-00002.safetensors").resolve()
+    info = blob.stat()
+    with blob.open("r+b") as handle:
+        handle.write(b"X")
+    os.utime(blob, ns=(info.st_atime_ns, info.st_mtime_ns))
+    assert not bench.run()["changed"]
+    assert bench.run(verify="full")["missing"]["files"] == 1
+    assert blob.read_bytes() == FILES["m-00001-of-00002.safetensors"]
+
+
+def test_a_new_commit_takes_over_what_is_equal(bench: Bench) -> None:
+    first = bench.run()["snapshot"]
+    (bench.model / "files" / "config.json").write_bytes(b'{"new": 1}')
+    second = bench.run(revision=hub.commit_of(hub.entries(str(bench.model / "files"))))
+    assert second["missing"]["files"] == 1 and second["snapshot"]["revision"] != first["revision"]
+    assert second["snapshot"]["ref"] == "" and (bench.folder / "refs" / "main").read_text() == first["revision"]
+    assert {name: (Path(second["snapshot"]["path"]) / name).exists() for name in FILES} == dict.fromkeys(FILES, True)
+
+
+def test_patterns_are_part_of_what_was_verified(bench: Bench) -> None:
+    some = bench.run(ignore_patterns=["sub/"])
+    assert some["snapshot"]["files"] == 3 and len(bench.attempts()[0]["patterns"]) == 3
+    assert not bench.run(ignore_patterns=["sub/"])["changed"]
+    every = bench.run()
+    assert every["missing"]["files"] == 1 and every["snapshot"]["files"] == 4
+
+
+@pytest.mark.parametrize(
+    ("fault", "over", "ident", "words"),
+    [
+        ({"on": "api", "status": 401}, {}, "hub-401", "no token was given"),
+        ({"on": "resolve", "status": 403, "code": "GatedRepo"}, {}, "hub-403", "no access"),
+        ({"on": "resolve", "status": 401, "code": "GatedRepo"}, {}, "hub-401", "gated"),
+        ({}, {"repo_id": "org/none"}, "hub-404", "no org/none"),
+        ({}, {"revision": "v9"}, "hub-404", "no revision v9"),
+        ({"on": "api", "status": 429, "retry_after": 900}, {}, "hub-429", "come back in 900 s"),
+        ({"on": "api", "status": 503}, {}, "hub-unreachable", "503"),
+        ({}, {"endpoint": "http://127.0.0.1:1"}, "hub-unreachable", "refused"),
+        ({}, {"min_free_bytes": 10**18}, "disk-model", "free at"),
+        ({}, {"allow_patterns": ["nothing"]}, "hub-manifest", "empty"),
+        ({}, {"python": "", "image": ""}, "hub-no-library", "neither"),
+        ({}, {"token_file": "/nonexistent"}, "hub-token", "No such file"),
+        ({"on": "cdn", "flip_at": 5}, {}, "hub-hash", "twice with a wrong content"),
+        ({"on": "cdn", "cut_after": 1000}, {}, "hub-download", "IncompleteRead"),
+    ],
+)
+def test_failures_are_told_apart(bench: Bench, fault: dict[str, t.Any], over: dict[str, t.Any], ident: str, words: str) -> None:
+    if fault:
+        bench.server.faults.sent = [fault]
+    result = bench.run(**over)
+    assert result["failed"] and result["problem"]["id"] == ident, result["msg"]
+    assert words in result["msg"] and result["msg"].startswith("spark-1: hf_snapshot: found ")
+    assert result["problem"]["remedy"] and "Traceback" not in json.dumps(result)
+    assert not result["snapshot"]["verified"]
+    names = list(_snapshot.look(str(bench.folder), result["snapshot"]["revision"] or "0" * 40, result["manifest"], {}).unknown)
+    assert all(
+        _transfer.hash_file(_snapshot.file_of(str(bench.folder), result["snapshot"]["revision"], row), row["algo"]) == row["blob"]
+        for row in names
+    )
+
+
+@pytest.mark.parametrize("fault", [{"on": "api", "status": 403}, {"on": "api", "status": 404}])
+def test_nothing_is_created_when_the_hub_refuses(bench: Bench, fault: dict[str, t.Any]) -> None:
+    bench.server.faults.sent = [fault]
+    assert bench.run()["failed"]
+    assert not bench.cache.exists() and bench.attempts() == []
+
+
+def test_the_token_is_used_and_never_shown(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (bench.model / "access.json").write_text(json.dumps({"private": True, "tokens": ["hf_secret"]}))
+    token = tmp_path / "token"
+    token.write_text("hf_secret\n")
+    token.chmod(0o600)
+    assert bench.run()["problem"]["id"] == "hub-401"
+    result = bench.run(check=True, token_file=str(token))
+    assert result["changed"] and "hf_secret" not in json.dumps(result)
+    jobs: list[tuple[str, int]] = []
+
+    def spy(argv: list[str], **kwargs: t.Any) -> _transfer.Watched:
+        job = os.path.dirname(argv[1])
+        for name in os.listdir(job):
+            jobs.append((name, stat.S_IMODE(os.stat(os.path.join(job, name)).st_mode)))
+        assert "hf_secret" not in " ".join(argv) + json.dumps(kwargs["env"])
+        assert Path(job, "token").read_text() == "hf_secret" and kwargs["env"]["HF_TOKEN_PATH"] == os.path.join(job, "token")
+        return _transfer.Watched(1, "", "boom", "", 0.0)
+
+    monkeypatch.setattr(_transfer, "watch", spy)
+    failed = bench.run(token_file=str(token))
+    assert failed["failed"] and "hf_secret" not in json.dumps(failed)
+    assert sorted(jobs) == [("_download.py", 0o600), ("job.json", 0o600), ("token", 0o600)]
+    assert [name for name in os.listdir(hf_snapshot.RUN_DIR) if not name.endswith(".lock")] == []
+
+
+def test_a_stall_is_ended_and_tried_without_xet(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STUB_STALL_WITH_XET", "1")
+    result = bench.run(stall_timeout=2, retries=1)
+    assert result["changed"] and not result.get("failed"), result.get("msg")
+    assert [item["xet"] for item in bench.attempts()] == [True, False]
+    assert any("stood still for 2 s" in action for action in result["actions"])
+
+
+def test_a_stall_without_end_is_MOD_02(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STUB_STALL_WITH_XET", "1")
+    result = bench.run(stall_timeout=1)
+    assert result["problem"]["id"] == "MOD-02" and "within 1 s" in result["msg"]
+
+
+def test_offline_trusts_the_disk_and_verifies_it(bench: Bench) -> None:
+    none = bench.run(offline=True)
+    assert none["problem"]["id"] == "model-incomplete"
+    path = Path(bench.run()["snapshot"]["path"])
+    bench.server.shutdown()
+    for name in os.listdir(_snapshot.STAMP_DIR):
+        os.unlink(os.path.join(_snapshot.STAMP_DIR, name))
+    good = bench.run(offline=True)
+    assert not good["changed"] and good["snapshot"]["verified"] and good["snapshot"]["files"] == 4
+    blob = (path / "m-00002-of-00002.safetensors").resolve()
+    blob.write_bytes(b"3" * 90000)
+    assert bench.run(offline=True)["problem"]["id"] == "model-damaged"
+    blob.unlink()
+    missing = bench.run(offline=True)
+    assert missing["problem"]["id"] == "model-incomplete" and "m-00002-of-00002.safetensors" in missing["msg"]
+
+
+def test_leftovers_of_a_stopped_attempt_are_removed_and_those_of_others_kept(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    blobs = bench.folder / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / "theirs.01234567.incomplete").write_bytes(b"x")
+
+    def leave(argv: list[str], **kwargs: t.Any) -> _transfer.Watched:
+        (blobs / "ours.89abcdef.incomplete").write_bytes(b"x")
+        return _transfer.Watched(-9, "", "", "stall", 1.0)
+
+    monkeypatch.setattr(_transfer, "watch", leave)
+    assert bench.run()["failed"]
+    assert os.listdir(blobs) == ["theirs.01234567.incomplete"]
+
+
+# --- container ---
+
+
+def test_container_definition() -> None:
+    login = _snapshot.Login("spark", 1000, 1001, "/home/spark")
+    place = {"name": "n", "key": "k", "job": "/run/x/job", "hub": "/data/hub", "xet": "/c/xet"}
+    argv = hf_snapshot.container_argv({"endpoint": "https://hub", "image": "org/img:1"}, place, login, False)
+    text = " ".join(argv)
+    assert argv[:3] == ["docker", "run", "--detach"] and argv[-3:] == ["org/img:1", "/job/_download.py", "/job/job.json"]
+    for part in (
+        "--network host",
+        "--user 1000:1001",
+        "--entrypoint python3",
+        "--volume /data/hub:/hf/hub",
+        "--volume /run/x/job:/job",
+        "--env HF_HUB_DISABLE_XET=1",
+        "--env HF_ENDPOINT=https://hub",
+        "--env HF_TOKEN_PATH=/job/token",
+        "--env HF_TOKEN= ",
+        "--restart no",
+        "--label dgxspark.serving=1",
+        "NVIDIA_VISIBLE_DEVICES=void",
+    ):
+        assert part in text
+    assert "--privileged" not in text and "--gpus" not in text
+
+
+@pytest.mark.parametrize(
+    ("err", "ident"),
+    [
+        ("Unable to find image 'x:1' locally", "image-missing"),
+        ('exec: "python3": executable file not found in $PATH', "hub-no-library"),
+        ("something else", "download-container"),
+    ],
+)
+def test_container_that_does_not_start(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, err: str, ident: str) -> None:
+    log = fake_docker(tmp_path, monkeypatch, f"case $1 in run) echo '{err.replace(chr(39), '')}' >&2; exit 125;; container) exit 1;; esac")
+    result = bench.run(python="", image="x:1")
+    assert result["problem"]["id"] == ident
+    assert "rm --force" in log.read_text()
+
+
+def test_container_is_watched_and_removed(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A docker that runs the program on this machine: the job directory is the one that would be mounted."""
+    script = f"""
+case $1 in
+container) exit 1;;
+run) for a in "$@"; do
+    case $a in */hf-*:/job) echo "${{a%:/job}}" > {tmp_path}/job;; *:/hf/hub) echo "${{a%:/hf/hub}}" > {tmp_path}/hubdir;; esac
+  done;;
+wait) job=$(cat {tmp_path}/job)
+  export HF_HUB_CACHE=$(cat {tmp_path}/hubdir) HF_ENDPOINT={bench.endpoint} HF_HUB_DISABLE_XET=0
+  {sys.executable} $job/_download.py $job/job.json;;
+esac
+"""
+    log = fake_docker(tmp_path, monkeypatch, script)
+    result = bench.run(python="", image="x:1")
+    assert result["changed"] and not result.get("failed"), result.get("msg")
+    assert result["huggingface_hub"] == "0.stub"
+    lines = log.read_text().splitlines()
+    assert lines[-1].startswith("rm --force dgxspark-hf-") and sum(line.startswith("run ") for line in lines) == 1
+
+
+def fake_docker(root: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Path:
+    """A docker command on the PATH that records its arguments."""
+    directory = root / "bin"
+    directory.mkdir(exist_ok=True)
+    (directory / "docker").write_text(f'#!/bin/sh\necho "$*" >> {root}/docker.log\n{script}\n')
+    (directory / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
+    return root / "docker.log"
+
+
+def test_program_source_can_be_read() -> None:
+    assert "def download(" in _download.__loader__.get_source(_download.__name__)  # type: ignore[name-defined,union-attr]
