@@ -8,6 +8,7 @@ Standard library only, so that it runs on a bare machine before anything is inst
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import fcntl
 import hashlib
@@ -231,30 +232,58 @@ def download_wheels(lab: Lab) -> Path:
 
 def serving_image(lab: Lab) -> str:
     """Real vLLM and Ray on a CPU, built in layers. A layer is built again only when its own content or a lower one changed."""
+    stages = serving_stages()
+    current = base_tag()
+    if image_exists(stages[-1][1]):
+        return stages[-1][1]
+    base_image(lab, current)
+    wheels = download_wheels(lab)
+    for number, (name, tag) in enumerate(stages, start=2):
+        if not image_exists(tag):
+            with step(f"serving image, layer {number} of {len(stages) + 1} ({name})"):
+                build_layer(lab, current, tag, name, wheels)
+        current = tag
+    return current
+
+
+def images(lab: Lab) -> tuple[str, str]:
+    """The image of a node and the serving image. What waits for the network most is done side by side."""
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        node = pool.submit(node_image, lab)
+        others = [] if serving_is_built() else [pool.submit(base_image, lab, base_tag()), pool.submit(download_wheels, lab)]
+        for other in others:
+            other.result()
+        serving = pool.submit(serving_image, lab)
+        return node.result(), serving.result()
+
+
+def base_image(lab: Lab, tag: str) -> None:
+    import_rootfs(lab.cache, SUITE_IMAGE, ["python3", "libnuma1", "ca-certificates", "procps", "iproute2"], tag)
+
+
+def serving_stages() -> list[tuple[str, str]]:
+    """The layers above the base as (name, image tag); the last one is the serving image."""
     layer = HERE / "image" / "layer"
-    base = f"sparklab/base:{content_hash(SUITE_IMAGE, import_rootfs.__doc__)}"
     stages = (
         ("torch", (TORCH,)),
         ("libraries", (HERE / "image" / "requirements.txt",)),
         ("engine", (VLLM, RAY)),
         ("plugin", (HERE / "image" / "sparklab_platform.py", HERE / "image" / "sparklab_plugin.py", HERE / "image" / "config")),
     )
-    tags, key = [], base
+    tags, key = [], base_tag()
     for name, inputs in stages:
         key = content_hash(key, layer, name, *inputs)
-        tags.append(f"sparklab/stage:{name}-{key}")
-    tags[-1] = f"sparklab/vllm:{key}"
-    if image_exists(tags[-1]):
-        return tags[-1]
-    import_rootfs(lab.cache, SUITE_IMAGE, ["python3", "libnuma1", "ca-certificates", "procps", "iproute2"], base)
-    wheels = download_wheels(lab)
-    current = base
-    for number, ((name, _inputs), tag) in enumerate(zip(stages, tags), start=2):
-        if not image_exists(tag):
-            with step(f"serving image, layer {number} of {len(stages) + 1} ({name})"):
-                build_layer(lab, current, tag, name, wheels)
-        current = tag
-    return current
+        tags.append((name, f"sparklab/stage:{name}-{key}"))
+    tags[-1] = ("plugin", f"sparklab/vllm:{key}")
+    return tags
+
+
+def base_tag() -> str:
+    return f"sparklab/base:{content_hash(SUITE_IMAGE, import_rootfs.__doc__)}"
+
+
+def serving_is_built() -> bool:
+    return image_exists(serving_stages()[-1][1])
 
 
 def build_layer(lab: Lab, below: str, tag: str, name: str, wheels: Path) -> None:
@@ -558,6 +587,9 @@ def write_inventory(lab: Lab, image: str) -> None:
     for key, value in values.items():
         template = template.replace(f"@{key}@", value)
     (target / "group_vars" / "sparks.yml").write_text(template, encoding="utf-8")
+    if os.environ.get("SUDO_UID") and os.geteuid() == 0:  # started with sudo: the play runs as the user
+        for path in [target, *target.rglob("*")]:
+            os.chown(path, int(os.environ["SUDO_UID"]), int(os.environ["SUDO_GID"]))
 
 
 # --- commands --------------------------------------------------------------------------------------------------------------------
@@ -568,8 +600,7 @@ def up(lab: Lab) -> None:
     lab.cache.mkdir(parents=True, exist_ok=True)
     with open(lab.cache / ".lock", "w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        node = node_image(lab)
-        serving = serving_image(lab)
+        node, serving = images(lab)
         hub = tiny_models(lab, serving)
         ensure_keys(lab)
         ensure_network(lab, "mgmt", lab.mgmt)

@@ -560,7 +560,9 @@ class Downloader:
     def _attempt(self, missing: list[dict[str, t.Any]], xet: bool) -> dict[str, t.Any] | None:
         """One run of the program; None or the classified error."""
         paths = sorted(row["path"] for row in missing)
-        key = hashlib.sha256(json.dumps([self.parent.folder, self.commit, paths, self.params["endpoint"]]).encode()).hexdigest()[:16]
+        # not the list of files: what an interrupted run started is still wanted although some of it has arrived
+        wanted = [self.parent.folder, self.commit, self.params["endpoint"], sorted(row["path"] for row in self.parent.result["manifest"])]
+        key = hashlib.sha256(json.dumps(wanted).encode()).hexdigest()[:16]
         name = "dgxspark-hf-" + hashlib.sha256(self.parent.folder.encode()).hexdigest()[:12]
         job = self._running(name, key) if not self.params["python"] else ""
         if not job:
@@ -616,6 +618,8 @@ class Downloader:
             self.parent.result["actions"].append("joined the download that an interrupted run left working")
             return job
         self._docker("rm", "--force", name)
+        if os.path.dirname(job) == self.parent.run_dir:
+            shutil.rmtree(job, ignore_errors=True)
         return ""
 
     def _watch(self, argv: list[str], env: dict[str, str] | None = None) -> _transfer.Watched:

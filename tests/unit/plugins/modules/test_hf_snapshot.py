@@ -337,6 +337,34 @@ esac
     assert lines[-1].startswith("rm --force dgxspark-hf-") and sum(line.startswith("run ") for line in lines) == 1
 
 
+@pytest.mark.parametrize(
+    ("answer", "joined", "removed"),
+    [
+        ("true|key|{job}", True, False),
+        ("true|other|{job}", False, True),
+        ("false|key|{job}", False, True),
+        ("true|key|/gone", False, True),
+    ],
+)
+def test_a_container_of_an_interrupted_run(tmp_path: Path, answer: str, joined: bool, removed: bool) -> None:
+    job = tmp_path / "hf-1"
+    job.mkdir()
+    calls: list[str] = []
+
+    class Module:
+        params = {"timeout": 1, "cache_dir": str(tmp_path), "repo_id": "org/m", "processes": 1}
+
+        def run_command(self, argv: list[str]) -> tuple[int, str, str]:
+            calls.append(" ".join(argv[5:]))
+            return 0, answer.format(job=job) + "\n", ""
+
+    parent = hf_snapshot.HfSnapshot(t.cast(t.Any, Module()), {"actions": []}, run_dir=str(tmp_path))
+    got = hf_snapshot.Downloader(parent, "c" * 40)._running("name", "key")
+    assert got == (str(job) if joined else "")
+    assert ("rm --force name" in calls) is removed
+    assert job.exists() is (joined or "{job}" not in answer)
+
+
 def fake_docker(root: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Path:
     """A docker command on the PATH that records its arguments."""
     directory = root / "bin"
