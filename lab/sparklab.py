@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # Copyright (c) 2026 dgxspark.serving contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The lab: simulated DGX Sparks as systemd containers on this machine's Docker Engine. See docs/lab.md.
@@ -156,7 +155,7 @@ def import_rootfs(cache: Path, suite: str, packages: list[str], tag: str, finish
         if finish:
             finish(root)
         tar = subprocess.Popen(["tar", "-C", str(root), "--numeric-owner", "-c", "."], stdout=subprocess.PIPE)
-        docker("import", "-c", "CMD [\"/bin/sh\"]", "-", tag, stdin=tar.stdout)
+        docker("import", "-c", 'CMD ["/bin/sh"]', "-", tag, stdin=tar.stdout)
         if tar.wait() != 0:
             docker("image", "rm", tag)
             raise LabError("tar of the root file system failed; is the disk full?")
@@ -295,7 +294,9 @@ def build_layer(lab: Lab, below: str, tag: str, name: str, wheels: Path) -> None
     try:
         docker("start", container)
         if docker("wait", container).strip() != "0":
-            logs = subprocess.run(["docker", "logs", "--tail", "15", container], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+            logs = subprocess.run(
+                ["docker", "logs", "--tail", "15", container], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+            )
             raise LabError(f"layer {name} of the serving image failed:\n{logs.stdout}")
         changes: list[str] = []
         if name == "plugin":
@@ -354,7 +355,9 @@ def ensure_network(lab: Lab, role: str, network: ipaddress.IPv4Network, *options
     taken = foreign_route(lab, network)
     if taken:
         variable = "SPARKLAB_FABRIC" if role == "fabric" else "SPARKLAB_MGMT"
-        raise LabError(f"{network} is already routed on this machine ({taken}); choose another one, e.g. {variable}=192.168.231.0/24 make lab")
+        raise LabError(
+            f"{network} is already routed on this machine ({taken}); choose another one, e.g. {variable}=192.168.231.0/24 make lab"
+        )
     docker("network", "create", "--label", lab.label, "--subnet", str(network), *options, name)
 
 
@@ -413,7 +416,9 @@ def push(lab: Lab, image: str, repository: str, tag: str) -> str:
             break
         except OSError as exc:
             if time.monotonic() > deadline:
-                raise LabError(f"the lab's registry does not answer at {local}: {exc}; look at 'docker logs {lab.container('services')}'") from exc
+                raise LabError(
+                    f"the lab's registry does not answer at {local}: {exc}; look at 'docker logs {lab.container('services')}'"
+                ) from exc
             time.sleep(0.3)
     request = urllib.request.Request(f"http://{local}/v2/{repository}/manifests/{tag}", method="HEAD")
     request.add_header("Accept", "application/vnd.docker.distribution.manifest.v2+json")
@@ -435,7 +440,20 @@ def cgroup_arguments() -> tuple[list[str], list[str]]:
     if Path("/sys/fs/cgroup/cgroup.controllers").exists():
         return ["--cgroupns=private"], []
     legacy = ["SYSTEMD_CGROUP_ENABLE_LEGACY_FORCE=1", "systemd.unified_cgroup_hierarchy=0"]
-    return ["--cgroupns=host", "-v", "/sys/fs/cgroup:/sys/fs/cgroup:rw", *[x for pair in (("-e", item) for item in legacy) for x in pair]], legacy
+    return [
+        "--cgroupns=host",
+        "-v",
+        "/sys/fs/cgroup:/sys/fs/cgroup:rw",
+        *[x for pair in (("-e", item) for item in legacy) for x in pair],
+    ], legacy
+
+
+def resource_capability() -> list[str]:
+    """Nodes run without CAP_SYS_RESOURCE, so that the lab behaves the same on every host. Where the host itself lacks it, newer Docker
+    refuses to drop it."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    bounding = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapBnd:"))
+    return ["--cap-drop=SYS_RESOURCE"] if bounding & 1 << 24 else []
 
 
 def create_node(lab: Lab, node: str, image: str, wanted: str) -> None:
@@ -449,7 +467,7 @@ def create_node(lab: Lab, node: str, image: str, wanted: str) -> None:
     ports = ["-p", f"127.0.0.1:{lab.ssh_port}:22", "-p", f"127.0.0.1:{lab.api_port}:30000"] if head else []
     docker(
         "create", "--name", name, "--hostname", node, "--label", lab.label, "--label", f"sparklab.content={wanted}",
-        "--cap-add=ALL", "--cap-drop=SYS_RESOURCE", "--security-opt", "seccomp=unconfined", "--security-opt", "apparmor=unconfined",
+        "--cap-add=ALL", *resource_capability(), "--security-opt", "seccomp=unconfined", "--security-opt", "apparmor=unconfined",
         "--shm-size=4g", "--sysctl", "net.ipv6.conf.all.disable_ipv6=0", "--tmpfs", "/run", "--tmpfs", "/run/lock", "--stop-signal", "SIGRTMIN+3", *options,
         "-v", f"{name}-docker:/var/lib/docker", "-v", f"{name}-containerd:/var/lib/containerd", "-v", f"{name}-home:/home",
         "--network", network, "--ip", address, *ports, image, "/sbin/init", *init,
@@ -491,9 +509,7 @@ def configure_node(lab: Lab, node: str, name: str) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(content, encoding="utf-8")
             target.chmod(mode)
-        tar = subprocess.Popen(
-            ["tar", "-C", work, "--owner=0", "--group=0", "--mode=u+rwX", "-c", *files], stdout=subprocess.PIPE
-        )
+        tar = subprocess.Popen(["tar", "-C", work, "--owner=0", "--group=0", "--mode=u+rwX", "-c", *files], stdout=subprocess.PIPE)
         docker("cp", "-", f"{name}:/", stdin=tar.stdout)
         tar.wait()
 
@@ -505,7 +521,10 @@ def wait_node(lab: Lab, node: str) -> None:
         state = run("docker", "exec", name, "systemctl", "is-system-running", check=False).strip()
         if state in ("running", "degraded"):
             failed = run("docker", "exec", name, "systemctl", "--failed", "--plain", "--no-legend", check=False)
-            if "docker.service" not in failed and run("docker", "exec", name, "docker", "version", "-f", "{{.Server.Version}}", check=False).strip():
+            if (
+                "docker.service" not in failed
+                and run("docker", "exec", name, "docker", "version", "-f", "{{.Server.Version}}", check=False).strip()
+            ):
                 break
             run("docker", "exec", name, "sh", "-c", "systemctl reset-failed docker; systemctl start docker", check=False)
         if time.monotonic() > deadline:
@@ -585,7 +604,7 @@ def write_inventory(lab: Lab, image: str) -> None:
         "API": f"http://127.0.0.1:{lab.api_port}",
     }  # fmt: skip
     for key, value in values.items():
-        template = template.replace(f"@{key}@", value)
+        template = template.replace(f'"@{key}@"', value)
     (target / "group_vars" / "sparks.yml").write_text(template, encoding="utf-8")
     if os.environ.get("SUDO_UID") and os.geteuid() == 0:  # started with sudo: the play runs as the user
         for path in [target, *target.rglob("*")]:
