@@ -33,7 +33,9 @@ def say(text: str) -> None:
 
 
 def command(*argv: str) -> str:
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=ROOT, env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")})
+    done = subprocess.run(
+        argv, capture_output=True, text=True, check=False, cwd=ROOT, env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
+    )
     if done.returncode:
         sys.exit(f"bench: '{' '.join(argv)}' ended with {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-1000:]}")
     return done.stdout
@@ -52,7 +54,9 @@ def on_head(*argv: str) -> str:
 def answers() -> bool:
     body = json.dumps({"model": MODEL, "prompt": "hello", "max_tokens": 4}).encode()
     try:
-        HTTP.open(urllib.request.Request(f"http://127.0.0.1:{PORT}/v1/completions", body, {"Content-Type": "application/json"}), timeout=60).close()
+        HTTP.open(
+            urllib.request.Request(f"http://127.0.0.1:{PORT}/v1/completions", body, {"Content-Type": "application/json"}), timeout=60
+        ).close()
     except (OSError, urllib.error.URLError):
         return False
     return True
@@ -134,7 +138,14 @@ def main() -> int:
     print(row("vllm serve to answer, docker run by hand", hand))
     print(row("vllm serve to answer, site.yml --tags vllm", play))
     print(f"\nsecond run / ping = {ratio_second:.2f} (goal: at most 5)\nplaybook / by hand = {ratio_launch:.2f} (goal: at most 1.1)")
-    result = {"ping": ping, "second_run": second, "launch_by_hand": hand, "launch_by_playbook": play, "second_run_ratio": ratio_second, "launch_ratio": ratio_launch}
+    result = {
+        "ping": ping,
+        "second_run": second,
+        "launch_by_hand": hand,
+        "launch_by_playbook": play,
+        "second_run_ratio": ratio_second,
+        "launch_ratio": ratio_launch,
+    }
     target = ROOT / ".cache" / "bench.json"
     target.parent.mkdir(exist_ok=True)
     target.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # Copyright (c) 2026 dgxspark.serving contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
 """A small local Hugging Face hub for the lab, which misbehaves on command.

@@ -23,4 +23,3 @@ class SparklabPlatform(CpuPlatform):
     @classmethod
     def get_device_communicator_cls(cls) -> str:
         return "sparklab_platform.SparklabCommunicator"
-

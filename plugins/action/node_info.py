@@ -8,6 +8,7 @@ import typing as t
 
 from ansible.errors import AnsibleConnectionFailure
 from ansible.plugins.action import ActionBase
+
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 
 

@@ -4,9 +4,12 @@
 
 from __future__ import annotations
 
+import json
 import typing as t
 
+import yaml
 from ansible.plugins.action import ActionBase
+
 from ansible_collections.dgxspark.serving.plugins.module_utils import _plan
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 
@@ -29,11 +32,31 @@ class ActionModule(ActionBase):
             if arguments.get("check", True):
                 self._refuse(settings, members, name)
             plan = _plan.serving_plan(settings, members, arguments.get("image_fingerprint") or "", arguments.get("revision") or "")
+            if arguments.get("warn") and plan["head"] == name:
+                result["warnings"] = _plan.fabric_warnings(members)
+            if arguments.get("show"):
+                self._show(result, plan, members, name, arguments["show"])
+            if arguments.get("outline"):
+                result["outline"] = _plan.outline([m["name"] for m in members], variables["hostvars"])
         except Problem as problem:
             result.update(failed=True, msg=problem.msg, problem=problem.as_dict())
             return result
         result["plan"] = plan
         return result
+
+    def _show(self, result: dict[str, t.Any], plan: dict[str, t.Any], members: list[dict[str, t.Any]], name: str, container: str) -> None:
+        """Check mode cannot create the container: the definition itself is the diff."""
+        definition = plan["nodes"][name]["containers"].get(container)
+        if definition is None:
+            return
+        shown = json.loads(json.dumps(_plan.container_diff(next(m for m in members if m["name"] == name)["node"], definition)))
+        result.update(changed=shown["changed"], actions=shown["actions"])
+        if shown["changed"]:
+            result["diff"] = {
+                "before_header": f"{name}: {container} now",
+                "after_header": f"{name}: {container} as planned",
+                **{key: yaml.safe_dump(shown[key], sort_keys=True, width=1000) if shown[key] else "" for key in ("before", "after")},
+            }
 
     @staticmethod
     def _refuse(settings: dict[str, t.Any], members: list[dict[str, t.Any]], name: str) -> None:

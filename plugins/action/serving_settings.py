@@ -10,6 +10,7 @@ import typing as t
 import yaml
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.plugins.action import ActionBase
+
 from ansible_collections.dgxspark.serving.plugins.module_utils import _settings
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 
@@ -41,29 +42,15 @@ class ActionModule(ActionBase):
         result = super().run(tmp, task_vars)
         variables = task_vars or {}
         node = variables.get("inventory_hostname", "")
-        spec = load_spec()
-        given = {name: self._templar.template(variables[name]) for name in variables if name.startswith(_settings.PREFIX)}
-        given = {name: value for name, value in given.items() if value is not None}
+        result["changed"] = False
         try:
-            problems = _settings.unknown_inputs(given, spec)
-            if problems:
-                raise problems[0]
-            validated = ArgumentSpecValidator(spec).validate(given)
-            if validated.error_messages:
-                raise Problem(
-                    "input",
-                    stage="inputs",
-                    found="; ".join(validated.error_messages),
-                    expected="the variables documented for the role preflight",
-                    remedy=_settings.REMEDY,
-                )
-            settings = {name[len(_settings.PREFIX) :]: value for name, value in validated.validated_parameters.items()}
-            problems = _settings.value_problems(settings)
-            if problems:
-                raise problems[0]
+            settings = self._settings(variables)
         except Problem as problem:
+            if self._told_by_head(problem, node, variables):
+                result.update(settings={}, gang=[], peers=[])
+                return result
             problem.node = node
-            result.update(failed=True, changed=False, msg=problem.msg, problem=problem.as_dict())
+            result.update(failed=True, msg=problem.msg, problem=problem.as_dict())
             return result
         gang = [
             {"node": host, "address": str(variables["hostvars"][host].get("spark_fabric_address", ""))}
@@ -71,5 +58,39 @@ class ActionModule(ActionBase):
             for host in variables["groups"].get(group, [])
         ]
         peers = [member["address"] for member in gang if member["node"] != node]
-        result.update(changed=False, settings=_settings.resolve(settings), gang=gang, peers=peers)
+        result.update(settings=_settings.resolve(settings), gang=gang, peers=peers)
         return result
+
+    def _settings(self, variables: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
+        """The inputs of one host, names without the prefix. Raises the first Problem, without a node."""
+        spec = load_spec()
+        given = {name: self._templar.template(variables[name]) for name in variables if name.startswith(_settings.PREFIX)}
+        given = {name: value for name, value in given.items() if value is not None}
+        problems = _settings.unknown_inputs(given, spec)
+        if problems:
+            raise problems[0]
+        validated = ArgumentSpecValidator(spec).validate(given)
+        if validated.error_messages:
+            raise Problem(
+                "input",
+                stage="inputs",
+                found=_settings.plain("; ".join(validated.error_messages)),
+                expected="the variables documented for the role preflight",
+                remedy=_settings.REMEDY,
+            )
+        settings = {name[len(_settings.PREFIX) :]: value for name, value in validated.validated_parameters.items()}
+        problems = _settings.value_problems(settings)
+        if problems:
+            raise problems[0]
+        return settings
+
+    def _told_by_head(self, problem: Problem, node: str, variables: t.Mapping[str, t.Any]) -> bool:
+        """Whether the head fails with the same sentence: a wrong variable of the whole group is told once."""
+        head = next(iter(variables.get("groups", {}).get("ray_head", [])), node)
+        if head == node:
+            return False
+        try:
+            self._settings(variables["hostvars"][head])
+        except Problem as other:
+            return other.msg == problem.msg
+        return False

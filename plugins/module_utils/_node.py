@@ -14,7 +14,7 @@ import re
 import typing as t
 import urllib.parse
 
-from ansible_collections.dgxspark.serving.plugins.module_utils._image import image_record
+from ansible_collections.dgxspark.serving.plugins.module_utils._image import image_record, local_reference
 
 CAP_SYS_RESOURCE = 24
 UNLIMITED = -1
@@ -391,8 +391,13 @@ def _collect_containers(host: Host) -> list[dict[str, t.Any]]:
 
 
 def _collect_image(host: Host, reference: str) -> dict[str, t.Any]:
-    status, inspect = host.api(f"/images/{urllib.parse.quote(reference, safe='/:@')}/json")
-    return image_record(inspect if status == 200 and isinstance(inspect, dict) else None, reference)
+    inspect = None
+    for name in dict.fromkeys((local_reference(reference), reference)):  # an image given by digest runs under a tag of ours
+        status, found = host.api(f"/images/{urllib.parse.quote(name, safe='/:@')}/json")
+        if status == 200 and isinstance(found, dict):
+            inspect = found
+            break
+    return image_record(inspect, reference)
 
 
 def collect_docker(host: Host, image: str = "") -> tuple[dict[str, t.Any], dict[str, t.Any] | None, list[dict[str, t.Any]]]:

@@ -15,6 +15,7 @@ import json
 import typing as t
 
 from ansible_collections.dgxspark.serving.plugins.module_utils import _tenants
+from ansible_collections.dgxspark.serving.plugins.module_utils._image import local_reference
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 
 LABEL = "dgxspark.serving"
@@ -24,6 +25,7 @@ TMP_VOLUME = "spark-tmp"
 MODELS = "/models/hub"
 KERNELS = "/var/cache/kernels"
 STATE = "/var/lib/dgxspark-serving"
+RECORD = f"{STATE}/stopped.json"  # of service_stop: what has been stopped for a server that is not proven yet
 MAX_CLOCK_SKEW = 60  # seconds; above this, logs of the nodes cannot be put in order and TLS to a hub fails
 
 # Ray's own ports, pinned so that they can be checked before the start and never collide (RAY-06). Offsets are ours.
@@ -62,7 +64,9 @@ def input_problems(settings: dict[str, t.Any], members: list[dict[str, t.Any]]) 
     heads = [m["name"] for m in members if m["head"]]
     if len(heads) != 1:
         problems.append(
-            Problem("input", found=f"{len(heads)} hosts in the group ray_head", expected="exactly one", remedy="correct the inventory's groups")
+            Problem(
+                "input", found=f"{len(heads)} hosts in the group ray_head", expected="exactly one", remedy="correct the inventory's groups"
+            )
         )
     seen: dict[str, str] = {}
     for member in members:
@@ -249,7 +253,43 @@ def gang_problems(members: list[dict[str, t.Any]]) -> list[Problem]:
                 remedy="set one MTU (9000 if the switch passes it) in the netplan of each node",
             )
         )
+    return problems + rail_problems(members)
+
+
+def rail_problems(members: list[dict[str, t.Any]]) -> list[Problem]:
+    """Rails are joined by their subnets: one whose subnet no other node has leads nowhere, and NCCL hangs on it (NCL-02)."""
+    if len(members) < 2:
+        return []
+    subnets = {
+        m["name"]: {str(rail["subnet"]) for rail in m["fabric"].get("rails", []) if rail.get("active") and rail.get("subnet")}
+        for m in members
+    }
+    problems = []
+    for name, own in subnets.items():
+        others = set().union(*(value for other, value in subnets.items() if other != name))
+        alone = sorted(own - others)
+        if alone:
+            problems.append(
+                Problem(
+                    "NCL-02",
+                    node=name,
+                    stage="preflight",
+                    found=f"a rail in {', '.join(alone)}, where no other node has one (theirs: {', '.join(sorted(others)) or 'none'})",
+                    expected="rails in the same subnets on every node",
+                    remedy="give the same port of every node an address in the same subnet, or name the devices to use in spark_fabric_hcas",
+                )
+            )
     return problems
+
+
+def fabric_warnings(members: list[dict[str, t.Any]]) -> list[str]:
+    """What detection found worth knowing, each with its node; and rails that only some nodes have."""
+    told = [f"{m['name']}: {text}" for m in members for text in m["fabric"].get("warnings", [])]
+    rails = {m["name"]: m["fabric"].get("rail_count", 0) for m in members}
+    if len(set(rails.values())) > 1:
+        counts = ", ".join(f"{name} {count}" for name, count in rails.items())
+        told.append(f"nodes with different numbers of rails ({counts}): NCCL uses what both ends have")
+    return told
 
 
 # --- containers ------------------------------------------------------------------------------------------------------------
@@ -285,12 +325,14 @@ def environment(settings: dict[str, t.Any], member: dict[str, t.Any], members: l
     return {key: value for key, value in sorted(env.items()) if value != ""}
 
 
-def container_base(settings: dict[str, t.Any], member: dict[str, t.Any], members: list[dict[str, t.Any]], cache_dir: str) -> dict[str, t.Any]:
+def container_base(
+    settings: dict[str, t.Any], member: dict[str, t.Any], members: list[dict[str, t.Any]], cache_dir: str
+) -> dict[str, t.Any]:
     """What both containers of a node have in common (design: host network and IPC, not privileged, restart policy "no")."""
     node = member["node"]
     fingerprint = (member.get("image_fingerprint") or (node.get("image") or {}).get("fingerprint") or "unknown")[:12]
     return {
-        "image": settings["image"],
+        "image": local_reference(settings["image"]),
         "env": environment(settings, member, members),
         "volumes": [
             f"{TMP_VOLUME}:/tmp",
@@ -411,12 +453,56 @@ def running_as_planned(node: dict[str, t.Any], definition: dict[str, t.Any]) -> 
     """True if the node runs exactly this container: same definition, same image, running."""
     for container in node["containers"]:
         if container["name"] == definition["name"]:
-            return bool(container["running"]) and container["labels"].get(f"{LABEL}.definition") == definition["labels"][f"{LABEL}.definition"]
+            return (
+                bool(container["running"]) and container["labels"].get(f"{LABEL}.definition") == definition["labels"][f"{LABEL}.definition"]
+            )
     return False
 
 
 def has_container(node: dict[str, t.Any], name: str) -> bool:
     return any(container["name"] == name for container in node["containers"])
+
+
+def has_record(node: dict[str, t.Any]) -> bool:
+    """Whether an earlier run stopped a service here and never came to the point where its own server was proven."""
+    return bool(node.get("disks", {}).get(RECORD, {}).get("checked") == RECORD)
+
+
+def container_diff(node: dict[str, t.Any], definition: dict[str, t.Any]) -> dict[str, t.Any]:
+    """Check mode: what creating this container would mean. {changed, actions, before, after}; before/after are what ``--diff`` shows."""
+    present = next((c for c in node["containers"] if c["name"] == definition["name"]), None)
+    before = {key: present.get(key) for key in ("name", "id", "image", "state", "labels")} if present else {}
+    if present and running_as_planned(node, definition):
+        return {"changed": False, "actions": [], "before": before, "after": before}
+    verb = "would replace" if present else "would create"
+    what = f"{verb} container {definition['name']}: {' '.join([*definition['entrypoint'], *definition['command']])}"
+    after = {**definition, "privileged": False}
+    if any("/kernels/unknown:" in volume for volume in definition["volumes"]):  # the image is not there yet
+        after["volumes"] = [volume.replace("/unknown:", "/(fingerprint of the image):") for volume in definition["volumes"]]
+        after["labels"] = {**definition["labels"], f"{LABEL}.definition": "(known with the image)"}
+    return {"changed": True, "actions": [what], "before": before, "after": after}
+
+
+# Results that the stages register, in their order: what each did, or in check mode would do.
+RESULTS = (
+    "image_sync_head",
+    "model_download_snapshot",
+    "image_sync_worker",
+    "model_sync_result",
+    "stop_service_result",
+    "ray_cluster_planned",
+    "vllm_server_planned",
+)
+
+
+def outline(names: t.Iterable[str], hostvars: t.Mapping[str, t.Any]) -> list[str]:
+    """What the stages of a check-mode run would do, as sentences with their node."""
+    told = []
+    for result in RESULTS:
+        for name in names:
+            found = hostvars[name].get(result) or {}
+            told += [f"{name}: {text if text.startswith('would ') else 'would ' + text}" for text in found.get("actions", [])]
+    return told
 
 
 def later_facts(found: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
@@ -516,6 +602,7 @@ def serving_plan(
             "in_place": {name: running_as_planned(member["node"], d) for name, d in containers.items()},
             "present": {name: has_container(member["node"], name) for name in (RAY, VLLM)},
             "claims": node_claims(settings, member),
+            "known": {c["name"]: c["id"] for c in member["node"]["containers"] if c["name"] in (RAY, VLLM)},
         }
     ray_in_place = all(n["in_place"][RAY] for n in nodes.values())
     return {
@@ -530,5 +617,6 @@ def serving_plan(
         "ray_in_place": ray_in_place,
         "server_in_place": ray_in_place and nodes[head["name"]]["in_place"][VLLM],
         "server_present": nodes[head["name"]]["present"][VLLM],
+        "record_left": any(has_record(m["node"]) for m in members),
         "stop_needed": any(c["action"] == "stop" for n in nodes.values() for c in n["claims"]),
     }

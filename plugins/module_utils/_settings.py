@@ -25,7 +25,9 @@ def unknown_inputs(given: t.Iterable[str], known: t.Iterable[str]) -> list[Probl
     for name in sorted(set(given) - set(known)):
         close = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {close[0]}?" if close else "remove it, or prefix your own variables with something else"
-        problems.append(Problem("input", stage="inputs", found=f"unknown variable {name}", expected="only documented spark_ variables", remedy=hint))
+        problems.append(
+            Problem("input", stage="inputs", found=f"unknown variable {name}", expected="only documented spark_ variables", remedy=hint)
+        )
     return problems
 
 
@@ -79,6 +81,15 @@ def value_problems(settings: dict[str, t.Any]) -> list[Problem]:
                 )
             )
     return problems
+
+
+def plain(text: str) -> str:
+    """Messages of Ansible's own validator, which calls every input a parameter or argument, in the words of an inventory."""
+    return (
+        text.replace("missing required arguments: ", "no value for the variable ")
+        .replace("argument '", "variable '")
+        .replace(" found in 'spark_", " in 'spark_")
+    )
 
 
 def resolve(settings: dict[str, t.Any]) -> dict[str, t.Any]:

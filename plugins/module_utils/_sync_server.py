@@ -249,7 +249,7 @@ def write_state(path: str, data: t.Mapping[str, t.Any]) -> None:
 def serve(config: dict[str, t.Any]) -> Server:
     """Bind and serve in a thread; the caller waits and shuts down."""
     server = Server(config)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.5}, daemon=True).start()
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True).start()
     return server
 
 

@@ -715,11 +715,12 @@ def watch(
     terminal: bool = False,
     env: t.Mapping[str, str] | None = None,
     interval: float = 0.5,
+    grace: float = 3.0,
 ) -> Watched:
     """Run a command and end it when it takes longer than ``timeout`` or shows no progress for ``stall`` seconds.
 
     Progress is a change of ``progress(child)`` (default: output never seen before). Raises Problem ``command-missing`` when there is no
-    such command.
+    such command. ``grace``: seconds between TERM and KILL.
     """
     begin = last = time.monotonic()
     try:
@@ -737,7 +738,7 @@ def watch(
                 value, last = current, now
             if now - begin > timeout or now - last > stall:
                 ended = "timeout" if now - begin > timeout else "stall"
-                child.end()
+                child.end(grace)
                 break
         rc = child.rc if child.rc is not None else -1
         out, err = child.out.decode("utf-8", "replace"), child.err.decode("utf-8", "replace")
@@ -836,6 +837,8 @@ class Relay:
     def close(self) -> None:
         """Close the listener and every connection."""
         self._stop.set()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # ends the waiting accept()
         self._listener.close()
         with self._guard:
             left = list(self._open)

@@ -717,6 +717,8 @@ def set_diff(result: dict[str, t.Any], before: dict[str, t.Any] | None) -> None:
     keys = ("revision", "files", "bytes", "verified")
     old = {key: (before or {}).get(key) for key in keys}
     new = {key: result["snapshot"][key] for key in keys} if result["snapshot"]["revision"] else old
+    if result["changed"]:
+        new["verified"] = True  # also in check mode: that is what a run ends with
     result["diff"] = {"before": old, "after": new}
 
 

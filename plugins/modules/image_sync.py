@@ -290,11 +290,10 @@ class ImageSync:
     def _set_image(self, image: dict[str, t.Any]) -> None:
         self.result["image"] = _image.image_record(image, self.local)
 
-    @staticmethod
-    def _short(image: dict[str, t.Any]) -> dict[str, str]:
-        return (
-            {"id": str(image.get("Id") or ""), "fingerprint": _image.image_fingerprint(image)} if image else {"id": "", "fingerprint": ""}
-        )
+    def _short(self, image: dict[str, t.Any]) -> dict[str, str]:
+        if not image:
+            return {"reference": "", "id": "", "fingerprint": ""}
+        return {"reference": self.local, "id": str(image.get("Id") or ""), "fingerprint": _image.image_fingerprint(image)}
 
     def _accept(self, image: dict[str, t.Any]) -> None:
         """Platform, wanted fingerprint and local name of an image that is there."""
@@ -334,7 +333,7 @@ class ImageSync:
         if self.module.check_mode:
             self.result["changed"] = not before
             self.result["actions"].append(f"would pull {self.reference}")
-            self.result["diff"]["after"] = {"id": "(pulled)", "fingerprint": "(unknown)"}
+            self.result["diff"]["after"] = {"reference": self.local, "id": "(pulled)", "fingerprint": "(unknown)"}
             return
         self._pull(self.reference, relay=None)
         images = self.inspect(self.reference)
@@ -417,7 +416,7 @@ class ImageSync:
         self.result["changed"] = True
         if self.module.check_mode:
             self.result["actions"].append(f"would pull {self.local} from the head")
-            self.result["diff"]["after"] = {"id": "(pulled)", "fingerprint": wanted or "(unknown)"}
+            self.result["diff"]["after"] = {"reference": self.local, "id": "(pulled)", "fingerprint": wanted or "(unknown)"}
             return
         self._check_space()
         lock = os.path.join(self.run_dir, "image.lock")
@@ -497,7 +496,7 @@ def argument_spec() -> dict[str, t.Any]:
 
 def new_result(params: dict[str, t.Any]) -> dict[str, t.Any]:
     """The result before anything happened."""
-    empty = {"id": "", "fingerprint": ""}
+    empty = {"reference": "", "id": "", "fingerprint": ""}
     return {
         "changed": False,
         "image": _image.absent_record(params["reference"]),

@@ -293,7 +293,7 @@ def login_user() -> dict[str, t.Any]:
     try:
         entry = pwd.getpwuid(number)
     except KeyError:
-        return {"name": str(number), "uid": number, "gid": os.getgid(), "home": os.path.expanduser("~"), "groups": []}
+        return {"name": str(number), "uid": number, "gid": os.getgid(), "home": os.environ.get("HOME", "/"), "groups": []}
     groups = []
     for gid in os.getgrouplist(entry.pw_name, entry.pw_gid):
         try:

@@ -22,8 +22,8 @@ attributes:
   check_mode:
     support: full
   diff_mode:
-    support: none
-    details: Nothing is changed.
+    support: full
+    details: With O(show), the definition of the container against the one that is there.
   idempotent:
     support: full
 options:
@@ -39,6 +39,20 @@ options:
     description: Apply the rules. Off for a second look at facts that were checked before.
     type: bool
     default: true
+  warn:
+    description: Tell what the detection of the fabric found worth knowing, as warnings of the head.
+    type: bool
+    default: false
+  show:
+    description:
+      - For check mode, in place of the task that creates it, the name of the container of this node whose definition is shown. Reports V(changed=true) when
+        it is not in place.
+    type: str
+    default: ""
+  outline:
+    description: For check mode, list what the stages so far would have done.
+    type: bool
+    default: false
 """
 
 EXAMPLES = r"""
@@ -54,6 +68,16 @@ plan:
       sync over the gang.
   returned: success
   type: dict
+actions:
+  description: With O(show), what would be done.
+  returned: with O(show)
+  type: list
+  elements: str
+outline:
+  description: What a run would do, one sentence for each step, with the name of the node.
+  returned: with O(outline)
+  type: list
+  elements: str
 problem:
   description: What is wrong, as C(id), C(node), C(stage), C(found), C(expected) and C(remedy).
   returned: failure

@@ -62,7 +62,7 @@ def client(model: Path) -> t.Iterator[Client]:
 
 
 def info(client: Client, query: str = "?blobs=true") -> dict[str, t.Any]:
-    status, _, body = client.ask("GET", f"/api/models/org/m{query}")
+    status, dummy, body = client.ask("GET", f"/api/models/org/m{query}")
     assert status == 200
     return json.loads(body)
 
@@ -95,7 +95,7 @@ def test_resolve_small_and_large_files(client: Client) -> None:
     status, headers, body = client.ask("GET", "/org/m/resolve/main/config.json")
     assert (status, body, headers["X-Repo-Commit"]) == (200, FILES["config.json"], sha)
     assert headers["ETag"].strip('"') == hashlib.sha1(b"blob 3\0{}\n", usedforsecurity=False).hexdigest()
-    status, headers, _ = client.ask("HEAD", f"/org/m/resolve/{sha}/model.safetensors")
+    status, headers, dummy = client.ask("HEAD", f"/org/m/resolve/{sha}/model.safetensors")
     assert (status, headers["X-Linked-Size"]) == (302, str(len(SHARD)))
     assert headers["X-Linked-Etag"].strip('"') == hashlib.sha256(SHARD).hexdigest()
     path = "/" + headers["Location"].split("/", 3)[3]
@@ -123,7 +123,7 @@ def test_tree(client: Client) -> None:
     ],
 )
 def test_404_says_what(client: Client, path: str, code: str) -> None:
-    status, headers, _ = client.ask("GET", path)
+    status, headers, dummy = client.ask("GET", path)
     assert (status, headers["X-Error-Code"]) == (404, code)
 
 
@@ -133,7 +133,7 @@ def test_access(client: Client, model: Path) -> None:
     cases = [("", 401), ("bad", 401), ("known", 403), ("good", 200)]
     for token, status in cases:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        got, answer, _ = client.ask("HEAD", "/org/m/resolve/main/config.json", **headers)
+        got, answer, dummy = client.ask("HEAD", "/org/m/resolve/main/config.json", **headers)
         assert got == status
         assert status == 200 or answer["X-Error-Code"] == "GatedRepo"
     (model / "access.json").write_text(json.dumps({"private": True, "tokens": ["good"]}))
@@ -143,7 +143,7 @@ def test_access(client: Client, model: Path) -> None:
 
 def test_status_fault_strikes_as_often_as_told(client: Client) -> None:
     client.faults({"repo": "org/*", "on": "api", "status": 429, "retry_after": 3, "times": 2})
-    answers = [client.ask("GET", "/api/models/org/m") for _ in range(3)]
+    answers = [client.ask("GET", "/api/models/org/m") for dummy in range(3)]
     assert [answer[0] for answer in answers] == [429, 429, 200]
     assert answers[0][1]["Retry-After"] == "3"
     assert client.ask("GET", "/org/m/resolve/main/config.json")[0] == 200

@@ -117,12 +117,25 @@ def test_secrets_are_not_logged(role: str) -> None:
     assert [name for name, option in options(role).items() if secret.search(name) and not option.get("no_log")] == []
 
 
+def results(role: str) -> set[str]:
+    """Variables that the tasks of a role register or set."""
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "roles" / role / "tasks").glob("*.yml")]
+    return {name for text in texts for name in re.findall(rf"^\s+(?:register: )?({role}_\w+)(?:$|:)", text, re.M)}
+
+
 @pytest.mark.parametrize("role", ROLES)
 def test_readme_lists_every_variable_and_no_other(role: str) -> None:
     text = (ROOT / "roles" / role / "README.md").read_text(encoding="utf-8")
     own = set(re.findall(rf"`({role}_\w+)`", text))
     assert sorted(name for name in options(role) if f"`{name}`" not in text) == []
-    assert sorted(own - set(options(role))) == []
+    assert sorted(own - set(options(role)) - results(role)) == []
+
+
+def test_shared_inputs_have_no_second_default() -> None:
+    """The role preflight alone describes the inventory's inputs; ``serving_settings`` applies the defaults written there."""
+    described = {role: sorted(name for name in options(role) if name.startswith("spark_")) for role in ROLES}
+    assert [role for role, names in described.items() if names] == ["preflight"]
+    assert [role for role in ROLES if any(name.startswith("spark_") for name in defaults(role))] == []
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -90,7 +90,7 @@ def test_no_line_is_read_twice_and_none_is_lost():
     # what docker showed at each look: the line of the other stream (3.2) was written after the one of 3.3 had been read
     for shown in ([0, 1], [0, 1, 2], [0, 1, 2, 3, 5], [0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5, 6]):
         since = (cursor or {}).get("since", "")
-        text = "".join(everything[n] for n in shown if everything[n].split(" ")[0] >= since)
+        text = "".join(everything[n] for n in shown if everything[n].partition(" ")[0] >= since)
         lines, cursor = _containers.unread(text, json.loads(json.dumps(cursor)))
         got += [line for dummy, line in lines]
     assert got == ["same", "same", "x", "y", "y", "late out", "end"]

@@ -111,7 +111,7 @@ def test_whole_range_and_head(tmp_path: Path) -> None:
         status, headers, body = client.ask("HEAD", path)
         assert (status, body, headers["Content-Length"]) == (200, b"", str(len(DATA)))
         assert client.ask("GET", path, Range=f"bytes={len(DATA)}-")[0] == 416
-        status, _, body = client.ask("GET", f"/{TOKEN}/stats")
+        status, dummy, body = client.ask("GET", f"/{TOKEN}/stats")
         assert json.loads(body) == {"bytes_sent": 2 * len(DATA) - 1000, "peers": {"127.0.0.1": 2 * len(DATA) - 1000}}
 
 
@@ -155,7 +155,7 @@ def test_registry_view(tmp_path: Path) -> None:
         status, headers, body = client.ask("HEAD", f"/v2/{TOKEN}/app/manifests/sha256:{NAME}")
         assert (status, headers["Content-Type"], headers["Docker-Content-Digest"]) == (200, media, f"sha256:{NAME}")
         assert client.ask("GET", f"/v2/{TOKEN}/app/blobs/sha256:{NAME}")[2] == DATA
-        status, _, body = client.ask("GET", f"/v2/{TOKEN}/app/manifests/sha256:{'b' * 64}")
+        status, dummy, body = client.ask("GET", f"/v2/{TOKEN}/app/manifests/sha256:{'b' * 64}")
         assert status == 404 and json.loads(body)["errors"][0]["code"] == "MANIFEST_UNKNOWN"
 
 

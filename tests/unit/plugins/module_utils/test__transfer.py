@@ -416,7 +416,7 @@ def test_watch_gives_a_terminal() -> None:
 
 def test_watch_ends_the_whole_group_even_if_it_ignores_term() -> None:
     code = "import signal, time, os; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(os.getpid(), flush=True); time.sleep(60)"
-    done = run(code, stall=0.5)
+    done = run(code, stall=0.5, grace=0.5)
     assert done.ended == "stall" and done.rc == -signal.SIGKILL
     with pytest.raises(ProcessLookupError):
         os.kill(int(done.out), 0)

@@ -174,7 +174,7 @@ def test_recorded_placement_wait_fails_after_30_seconds():
 def test_killed_from_outside_is_not_blamed_on_an_old_traceback():
     state = _vllm.advance(_vllm.new_state(0), log("vllm_0.32_ray_killed.log"), 30)
     problem = _vllm.died(state, "spark-1", "container spark-ray exited with code 137", 30, "", killed=True)
-    assert problem.id == "RDY-06" and "AttributeError" not in problem.msg.split("last lines")[0]
+    assert problem.id == "RDY-06" and "AttributeError" not in problem.msg.partition("last lines")[0]
     assert "container spark-ray exited with code 137" in problem.found
 
 

@@ -1,0 +1,193 @@
+# Copyright (c) 2026 dgxspark.serving contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Bad input and broken hosts: one message with node, found, expected and remedy for each, and the old service never notices."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import typing as t
+from pathlib import Path
+
+import pytest
+import spark
+import yaml
+
+FABRIC = "enp1s0f1np1"
+TWIN = "enP2p1s0f1np1"
+
+
+def hosts(folder: Path, **variables: dict[str, t.Any]) -> list[Path]:
+    """The lab's inventory and one more source with other host variables (``spark_1={...}``)."""
+    path = folder / "hosts.yml"
+    path.write_text(yaml.safe_dump({"sparks": {"hosts": {name.replace("_", "-"): values for name, values in variables.items()}}}), encoding="utf-8")
+    return [spark.LAB, path]
+
+
+@contextlib.contextmanager
+def hub_answers(**fault: t.Any) -> t.Iterator[None]:
+    """The lab's hub misbehaves like this meanwhile."""
+    spark.services(f"cat > /run/hub-faults.json <<'EOF'\n{json.dumps([fault])}\nEOF")
+    try:
+        yield
+    finally:
+        spark.services("rm -f /run/hub-faults.json")
+
+
+class TestFabric:
+    def test_no_interface_has_the_subnet(self, tmp_path: Path) -> None:
+        inventory = hosts(tmp_path, spark_2={"spark_fabric_subnet": "192.168.77.0/24", "spark_fabric_address": "192.168.77.13"})
+        run = spark.site(inventory=inventory)
+        spark.refused(run, "spark-2", "192.168.77.0/24", "192.168.77.13", FABRIC, "spark_fabric_")
+
+    def test_two_interfaces_have_the_subnet(self) -> None:
+        with spark.undone("spark-2", f"ip addr add 192.168.200.113/24 dev {TWIN}", f"ip addr del 192.168.200.113/24 dev {TWIN}"):
+            run = spark.site()
+        spark.refused(run, "spark-2", "192.168.200.0/24", FABRIC, TWIN)
+
+    def test_the_worker_cannot_be_reached(self) -> None:
+        with spark.undone("spark-2", f"ip link set {FABRIC} down", f"ip link set {FABRIC} up"):
+            run = spark.site()
+        spark.refused(run, "spark-2", "192.168.200.13", "through spark-1", "cable")
+
+    def test_an_address_that_is_another_nodes(self, tmp_path: Path) -> None:
+        run = spark.site(inventory=hosts(tmp_path, spark_2={"spark_fabric_address": "192.168.200.12"}))
+        spark.refused(run, "spark-2", "192.168.200.12", "spark_fabric_address")
+
+
+class TestDocker:
+    def test_the_user_may_not_talk_to_docker(self) -> None:
+        """On spark-1 the user is in the group docker, on spark-2 not."""
+        run = spark.site(spark_become=False)
+        spark.refused(run, "spark-2", "/var/run/docker.sock", "user spark", "spark_become", "group docker")
+
+    def test_the_daemon_does_not_answer(self) -> None:
+        with spark.undone("spark-2", "mv /run/docker.sock /run/docker.away", "mv /run/docker.away /run/docker.sock"):
+            run = spark.site()
+        spark.refused(run, "spark-2", "docker.sock", "start Docker")
+
+    def test_no_docker(self) -> None:
+        with spark.undone("spark-1", "mv /usr/bin/docker /usr/bin/docker.away", "mv /usr/bin/docker.away /usr/bin/docker"):
+            run = spark.site()
+        spark.refused(run, "spark-1", "docker command", "install Docker")
+
+    def test_no_gpu_runtime(self) -> None:
+        hook = "/usr/bin/nvidia-container-runtime-hook"
+        with spark.undone("spark-2", f"mv {hook} {hook}.away", f"mv {hook}.away {hook}"):
+            run = spark.site()
+        spark.refused(run, "spark-2", "GPU", "nvidia-container-toolkit", "nvidia-ctk runtime configure")
+
+
+class TestPort:
+    def test_held_by_a_container_that_may_not_be_stopped(self) -> None:
+        run = spark.site(spark_stop={})
+        spark.refused(run, ["spark-1", "spark-2"], "container glm-sglang", "127.0.0.1:30000", "spark_stop", "containers: [glm-sglang]")
+
+    def test_held_by_a_process(self) -> None:
+        begin = "python3 -m http.server 30555 --bind 127.0.0.1 >/dev/null 2>&1 & echo $! >/run/listener.pid"
+        with spark.undone("spark-1", begin, "kill $(cat /run/listener.pid)"):
+            run = spark.site(spark_api_port=30555)
+        spark.refused(run, "spark-1", "process python3", "user root", "127.0.0.1:30555", "sudo kill")
+
+
+class TestParallel:
+    def test_ranks_differ_from_the_gpus(self) -> None:
+        run = spark.site(spark_tensor_parallel=3)
+        spark.refused(run, "spark-1", "spark_tensor_parallel 3", "2 ranks", "2 nodes x spark_gpus_per_node 1")
+
+    def test_more_gpus_than_there_are(self) -> None:
+        run = spark.site(spark_gpus_per_node=2, spark_tensor_parallel=4)
+        spark.refused(run, ["spark-1", "spark-2"], "1 GPU", "spark_gpus_per_node 2")
+
+
+class TestVariables:
+    def test_unknown(self) -> None:
+        run = spark.site(spark_api_prot=30001)
+        spark.refused(run, "spark-1", "spark_api_prot", "did you mean spark_api_port?")
+
+    def test_wrong_type(self) -> None:
+        run = spark.site(spark_api_port="many")
+        spark.refused(run, "spark-1", "spark_api_port", "many")
+
+    def test_wrong_choice(self) -> None:
+        run = spark.site(spark_executor="horovod")
+        spark.refused(run, "spark-1", "spark_executor", "horovod", "ray")
+
+    def test_missing(self) -> None:
+        run = spark.site(spark_model=None)
+        spark.refused(run, "spark-1", "spark_model")
+
+    def test_missing_on_one_host(self, tmp_path: Path) -> None:
+        run = spark.site(inventory=hosts(tmp_path, spark_2={"spark_fabric_address": None}))
+        spark.refused(run, "spark-2", "spark_fabric_address")
+
+    def test_an_argument_that_has_a_variable(self) -> None:
+        run = spark.site(spark_vllm_args=["--port", "8000"])
+        spark.refused(run, "spark-1", "--port in spark_vllm_args", "spark_api_port")
+
+    def test_a_secret_in_the_environment(self) -> None:
+        run = spark.site(spark_env={"HF_TOKEN": "hf_not_a_real_one"})
+        spark.refused(run, "spark-1", "HF_TOKEN in spark_env", "spark_hf_token_file")
+        assert "hf_not_a_real_one" not in run.output
+
+
+class TestModel:
+    """What the hub and the disk say; another cache directory than the lab's, so that nothing is there yet."""
+
+    CACHE = "/var/tmp/cache"
+
+    @pytest.fixture(autouse=True)
+    def _clean(self) -> t.Iterator[None]:
+        yield
+        for node in spark.NODES:
+            spark.on(node, "rm", "-rf", self.CACHE)
+
+    def test_unknown_to_the_hub(self) -> None:
+        run = spark.site(spark_model="sparklab/no-such-model")
+        spark.refused(run, "spark-1", "sparklab/no-such-model", "spark_model")
+
+    def test_revision_unknown_to_the_hub(self) -> None:
+        run = spark.site(spark_model_revision="v99", spark_model_cache=self.CACHE)
+        spark.refused(run, "spark-1", "v99", "spark_model_revision")
+
+    def test_no_token(self) -> None:
+        with hub_answers(on="resolve", status=401, code="GatedRepo"):
+            run = spark.site(spark_model_cache=self.CACHE)
+        spark.refused(run, "spark-1", "sparklab/tiny-qwen3", "token", "spark_hf_token_file")
+
+    def test_no_permission(self) -> None:
+        with hub_answers(on="resolve", status=403, code="GatedRepo"):
+            run = spark.site(spark_model_cache=self.CACHE)
+        spark.refused(run, "spark-1", "sparklab/tiny-qwen3", "access")
+
+    def test_disk_of_the_head_is_too_small(self) -> None:
+        make = f"mkdir -p {self.CACHE} && mount -t tmpfs -o size=1m,mode=777 none {self.CACHE}"
+        with spark.undone("spark-1", make, f"umount {self.CACHE}"):
+            run = spark.site(spark_model_cache=self.CACHE)
+        spark.refused(run, "spark-1", f"free at {self.CACHE}", "at least", "sparklab/tiny-qwen3", "free space")
+
+
+class TestImage:
+    def test_unknown_to_the_registry(self) -> None:
+        run = spark.site(spark_image="10.1.230.2:5000/sparklab/no-such-image:1")
+        spark.refused(run, "spark-1", "10.1.230.2:5000/sparklab/no-such-image:1", "registry", "spark_image")
+
+    def test_registry_that_does_not_answer(self) -> None:
+        run = spark.site(spark_image="10.1.230.2:5999/sparklab/vllm:1")
+        spark.refused(run, "spark-1", "10.1.230.2:5999/sparklab/vllm:1")
+
+
+class TestAfterTheDownload:
+    """From here on the head has to pull the image (the next scenarios need it, too)."""
+
+    def test_tensor_parallel_does_not_divide_the_heads(self) -> None:
+        run = spark.site(spark_model="sparklab/tiny-3-heads")
+        spark.refused(run, "spark-1", "spark_tensor_parallel 2", "3 attention heads", "divides the heads: 1, 3")
+
+    def test_disk_of_the_worker_is_too_small(self) -> None:
+        cache = TestModel.CACHE
+        make = f"mkdir -p {cache} && mount -t tmpfs -o size=1m,mode=777 none {cache}"
+        with spark.undone("spark-2", make, f"umount {cache}; rmdir {cache}"):
+            run = spark.site("--tags", "model", spark_model_cache=cache)
+        spark.on("spark-1", "rm", "-rf", cache)
+        spark.refused(run, "spark-2", f"free at {cache}", "at least", "sparklab/tiny-qwen3", "free space")

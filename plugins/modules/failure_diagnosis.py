@@ -1,0 +1,161 @@
+#!/usr/bin/python
+
+# Copyright (c) 2026 dgxspark.serving contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: failure_diagnosis
+short_description: Look at the containers of a failed start on one node and keep their logs
+version_added: 0.1.0
+description:
+  - Says which containers of this collection were touched since the run began, which of them ended and with which cause in their own log, and keeps the logs.
+  - Made for the way back after a failure, so it never fails itself.
+author:
+  - dgxspark.serving contributors (!UNKNOWN)
+extends_documentation_fragment:
+  - dgxspark.serving.attributes
+  - dgxspark.serving.attributes.node
+attributes:
+  check_mode:
+    support: full
+  diff_mode:
+    support: none
+    details: The logs are not worth a diff.
+  idempotent:
+    support: none
+    details: The logs are written again each time.
+options:
+  containers:
+    description: Names of the containers to look at.
+    type: list
+    elements: str
+    default: [spark-vllm, spark-ray]
+  known:
+    description: Name and id of those that were there when the run began.
+    type: dict
+    default: {}
+  tail:
+    description: Lines of each log that are kept.
+    type: int
+    default: 5000
+  directory:
+    description: Where the logs are kept, as C(<container>.log).
+    type: path
+    default: /var/lib/dgxspark-serving/failed
+"""
+
+EXAMPLES = r"""
+- name: Keep the logs and look for the first cause
+  dgxspark.serving.failure_diagnosis:
+    known: {}
+"""
+
+RETURN = r"""
+touched:
+  description: Whether a container was created, replaced or removed since the run began.
+  returned: always
+  type: bool
+ended:
+  description: The container that ended first, as C(node), C(container), C(time) (RFC 3339) and C(text) (a sentence); empty when all run.
+  returned: always
+  type: dict
+containers:
+  description: C(name), C(id), C(state), C(exit_code), C(oom_killed), C(started_at) and C(finished_at) of those that are there.
+  returned: always
+  type: list
+  elements: dict
+kept:
+  description: Files that were or would be written.
+  returned: always
+  type: list
+  elements: str
+error:
+  description: Why it could not look; empty when it could.
+  returned: always
+  type: str
+"""
+
+import os
+import typing as t
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.dgxspark.serving.plugins.module_utils import _diagnosis
+from ansible_collections.dgxspark.serving.plugins.module_utils._containers import Docker, DockerError, exit_text
+from ansible_collections.dgxspark.serving.plugins.module_utils._wait import bounded
+
+SHOWN = ("name", "id", "state", "exit_code", "oom_killed", "started_at", "finished_at")
+
+
+def touched(names: t.Iterable[str], known: t.Mapping[str, str], found: t.Mapping[str, t.Mapping[str, t.Any]]) -> bool:
+    """Whether one of these containers is not the one (or the absence) of the beginning."""
+    return any(known.get(name, "") != (found[name]["id"] if name in found else "") for name in names)
+
+
+def first_ended(node: str, found: t.Iterable[t.Mapping[str, t.Any]], logs: t.Mapping[str, str]) -> dict[str, str]:
+    """The container that ended first, with the cause that its own log names; {} when none ended."""
+    ended = sorted((c for c in found if not c["running"] and c["finished_at"]), key=lambda c: str(c["finished_at"]))
+    if not ended:
+        return {}
+    first = ended[0]
+    log = logs.get(first["name"], "")
+    cause = _diagnosis.best(c for c in _diagnosis.scan(log.splitlines()) if first["exit_code"] != 137 or _diagnosis.rank(c) == 0)
+    text = f"{node}: found container {first['name']} {exit_text(first)} at {str(first['finished_at'])[:19]}Z"
+    if cause:
+        text += f": {_diagnosis.sentence(cause)}. Remedy: {cause['remedy']}"
+    else:
+        text += f"; its last lines: {_diagnosis.last_lines(log, 3) or 'none'}. Remedy: read its log, and dmesg of {node} if it was killed"
+    return {"node": node, "container": first["name"], "time": str(first["finished_at"]), "text": text + "."}
+
+
+def write_private(path: str, text: str) -> None:
+    """A file for root alone."""
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as stream:
+        stream.write(text)
+
+
+def look(params: dict[str, t.Any], docker: Docker, result: dict[str, t.Any]) -> dict[str, str]:
+    """Fills ``result``; returns the logs by container."""
+    names = params["containers"]
+    found = docker.inspect(names)
+    result["touched"] = touched(names, params["known"], found)
+    result["containers"] = [{key: found[name][key] for key in SHOWN} for name in names if name in found]
+    logs = {name: docker.log_text(name, tail=params["tail"]) for name in names if name in found}
+    plain = {name: docker.log_text(name, tail=200, timestamps=False) for name in logs if not found[name]["running"]}
+    result["ended"] = first_ended(params["node"], found.values(), plain)
+    return logs
+
+
+def main() -> None:
+    """Entry point."""
+    module = AnsibleModule(
+        argument_spec={
+            "node": {"type": "str", "default": ""},
+            "containers": {"type": "list", "elements": "str", "default": ["spark-vllm", "spark-ray"]},
+            "known": {"type": "dict", "default": {}},
+            "tail": {"type": "int", "default": 5000},
+            "directory": {"type": "path", "default": "/var/lib/dgxspark-serving/failed"},
+        },
+        supports_check_mode=True,
+    )
+    result: dict[str, t.Any] = {"changed": False, "touched": False, "ended": {}, "containers": [], "kept": [], "error": ""}
+    try:
+        logs = look(module.params, Docker(bounded(module.run_command)), result)
+        for name, text in logs.items():
+            path = os.path.join(module.params["directory"], f"{name}.log")
+            result["kept"].append(path)
+            result["changed"] = True
+            if not module.check_mode:
+                write_private(path, text)
+    except (DockerError, OSError) as exc:
+        result["error"] = str(exc)
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()

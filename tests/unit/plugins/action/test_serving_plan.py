@@ -1,0 +1,116 @@
+# Copyright (c) 2026 dgxspark.serving contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+import types
+
+import pytest
+import yaml
+
+from ansible_collections.dgxspark.serving.plugins.action import serving_plan
+from ansible_collections.dgxspark.serving.tests.unit.plugins import gang
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """run(name, members, settings, found=..., **arguments): what the action answers on the host ``name``."""
+    monkeypatch.setattr(serving_plan.ActionBase, "run", lambda self, tmp=None, task_vars=None: {})
+
+    def run(name="spark-1", members=None, values=None, found=None, **arguments):
+        members = members or gang.pair()
+        hostvars = gang.hostvars(members, values)
+        for host, variables in (found or {}).items():
+            hostvars[host].update(variables)
+        plugin = serving_plan.ActionModule.__new__(serving_plan.ActionModule)
+        plugin._task = types.SimpleNamespace(args=arguments, check_mode=True)
+        return plugin.run(None, {**hostvars[name], "groups": gang.groups(members), "hostvars": hostvars})
+
+    return run
+
+
+def test_no_connection_is_made():
+    assert serving_plan.ActionModule._requires_connection is False and serving_plan.ActionModule.TRANSFERS_FILES is False
+
+
+def test_a_healthy_pair(run):
+    for name in ("spark-1", "spark-2"):
+        result = run(name)
+        assert not result.get("failed") and result["changed"] is False
+        assert sorted(result["plan"]["nodes"]) == ["spark-1", "spark-2"]
+
+
+def test_every_node_tells_its_own_problem(run):
+    members = gang.pair({"python_requests": None}, {"docker": {"gpu_capable": False, "gpu_reason": "no runtime"}})
+    answers = {name: run(name, members) for name in ("spark-1", "spark-2")}
+    assert all(answer["failed"] for answer in answers.values())
+    assert {name: answer["problem"]["id"] for name, answer in answers.items()} == {"spark-1": "DOC-05", "spark-2": "DOC-01"}
+    assert answers["spark-2"]["msg"].startswith("spark-2: preflight: found Docker 28.5.1")
+    assert sorted(answers["spark-1"]["problem"]) == ["expected", "found", "id", "node", "remedy", "stage"]
+
+
+GANG = {
+    "clocks": (gang.pair(worker={"time": 1.0}), {}, "clock-skew"),
+    "architectures": (gang.pair(worker={"machine": "x86_64"}), {}, "DOC-11"),
+    "ranks": (gang.pair(), {"tensor_parallel": 4}, "RAY-03"),
+    "heads": (gang.pair({"snapshot": {"config": {"num_attention_heads": 7}}}), {}, "VLL-04"),
+    "addresses": ([gang.member("spark-1"), {**gang.member("spark-2"), "address": "192.168.201.13"}], {}, "RAY-09"),
+}
+
+
+@pytest.mark.parametrize("case", GANG)
+def test_what_concerns_all_is_told_by_the_head_alone(run, case):
+    members, values, expected = GANG[case]
+    answers = {name: run(name, members, gang.settings(**values)) for name in ("spark-1", "spark-2")}
+    assert answers["spark-1"]["failed"] and answers["spark-1"]["problem"]["id"] == expected
+    assert answers["spark-1"]["problem"]["node"]
+    assert not answers["spark-2"].get("failed")
+
+
+def test_a_wrong_argument_of_the_server_is_refused_everywhere(run):
+    values = gang.settings(vllm_args=["--port=1"])
+    assert [run(name, values=values)["problem"]["id"] for name in ("spark-1", "spark-2")] == ["input", "input"]
+
+
+def test_check_false_applies_no_rules(run):
+    result = run("spark-1", gang.pair({"python_requests": None}), check=False)
+    assert not result.get("failed") and result["plan"]["head"] == "spark-1"
+
+
+def test_a_node_without_facts_ends_it(run):
+    result = run("spark-1", found={"spark-2": {"preflight_node": {"failed": True}}}, check=False)
+    assert result["failed"] and result["problem"]["id"] == "gang-incomplete" and result["problem"]["node"] == "spark-2"
+
+
+def test_arguments_win_over_facts(run):
+    plan = run("spark-1", image_fingerprint="ab" * 32, revision="c" * 40)["plan"]
+    assert (plan["image_fingerprint"], plan["revision"]) == ("ab" * 32, "c" * 40)
+
+
+def test_warnings_are_told_once(run):
+    members = gang.pair()
+    members[1]["fabric"]["warnings"] = ["no RDMA"]
+    assert run("spark-1", members, warn=True)["warnings"] == ["spark-2: no RDMA"]
+    assert "warnings" not in run("spark-2", members, warn=True)
+    assert "warnings" not in run("spark-1", members)
+
+
+def test_show_is_the_diff_of_a_container_that_check_mode_cannot_create(run):
+    result = run("spark-1", show="spark-vllm")
+    assert result["changed"] is True and result["actions"][0].startswith("would create container spark-vllm: vllm serve ")
+    assert result["diff"]["before"] == ""
+    assert yaml.safe_load(result["diff"]["after"])["restart_policy"] == "no"
+
+
+def test_show_of_what_runs_or_does_not_belong_here(run):
+    labels = run("spark-1")["plan"]["nodes"]["spark-1"]["containers"]["spark-vllm"]["labels"]
+    members = gang.pair({"containers": [gang.container("spark-vllm", labels=labels)]})
+    result = run("spark-1", members, show="spark-vllm")
+    assert result["changed"] is False and "diff" not in result
+    worker = run("spark-2", show="spark-vllm")
+    assert worker["changed"] is False and "diff" not in worker and "actions" not in worker
+
+
+def test_outline(run):
+    found = {"spark-2": {"image_sync_worker": {"actions": ["copy the image"]}}}
+    assert run("spark-1", found=found, outline=True)["outline"] == ["spark-2: would copy the image"]

@@ -1,0 +1,114 @@
+# Copyright (c) 2026 dgxspark.serving contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+import types
+
+import pytest
+
+from ansible_collections.dgxspark.serving.plugins.action import serving_settings
+from ansible_collections.dgxspark.serving.tests.unit.plugins import gang
+
+GIVEN = {"spark_image": gang.IMAGE, "spark_model": gang.MODEL, "spark_fabric_subnet": "192.168.200.0/24"}
+HOSTS = ("spark-1", "spark-2")
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """run(name, shared, own): what the action answers on a host; ``shared`` are group variables, ``own`` those of one host.
+
+    ``None`` as a value removes a variable. The templar is a stand-in that fills in ``{{ home }}``.
+    """
+    monkeypatch.setattr(serving_settings.ActionBase, "run", lambda self, tmp=None, task_vars=None: {})
+
+    def template(value):
+        return value.replace("{{ home }}", "/home/dgx") if isinstance(value, str) else value
+
+    def run(name="spark-1", shared=None, own=None):
+        hostvars = {}
+        for host in HOSTS:
+            values = {**GIVEN, "spark_fabric_address": gang.ADDRESSES[host], **(shared or {}), **(own or {}).get(host, {})}
+            hostvars[host] = {key: value for key, value in values.items() if value is not None}
+        plugin = serving_settings.ActionModule.__new__(serving_settings.ActionModule)
+        plugin._task = types.SimpleNamespace(args={})
+        plugin._templar = types.SimpleNamespace(template=template)
+        variables = {"groups": {"ray_head": ["spark-1"], "ray_workers": ["spark-2"]}, "hostvars": hostvars, "inventory_hostname": name}
+        return plugin.run(None, {**hostvars[name], **variables})
+
+    return run
+
+
+def test_no_connection_is_made():
+    assert serving_settings.ActionModule._requires_connection is False
+
+
+def test_every_input_has_its_default(run):
+    result = run()
+    assert not result.get("failed") and result["changed"] is False
+    assert set(result["settings"]) == {name.removeprefix("spark_") for name in gang.options()}
+    assert result["settings"] == {**gang.settings(model_revision="main"), "served_model_name": gang.MODEL}
+
+
+def test_gang_and_peers(run):
+    assert run("spark-1")["gang"] == [{"node": "spark-1", "address": "192.168.200.12"}, {"node": "spark-2", "address": "192.168.200.13"}]
+    assert run("spark-1")["peers"] == ["192.168.200.13"]
+    assert run("spark-2")["peers"] == ["192.168.200.12"]
+
+
+def test_values_are_templated_and_converted(run):
+    settings = run(shared={"spark_model_cache": "{{ home }}/models", "spark_api_port": "8000", "spark_rollback": "no"})["settings"]
+    assert (settings["model_cache"], settings["api_port"], settings["rollback"]) == ("/home/dgx/models", 8000, False)
+
+
+def test_parts_of_a_dictionary_have_their_defaults(run):
+    assert run(shared={"spark_stop": {"units": ["ollama"]}})["settings"]["stop"] == {
+        "containers": [],
+        "units": ["ollama"],
+        "compose_projects": [],
+    }
+
+
+def test_other_variables_are_left_alone(run):
+    assert "sparkling" not in str(run(shared={"sparkling": "water", "ansible_user": "x"})["settings"])
+
+
+REFUSED = {
+    "missing": ({"spark_model": None}, "no value for the variable spark_model"),
+    "two missing": ({"spark_model": None, "spark_image": None}, "spark_image"),
+    "wrong type": ({"spark_api_port": "many"}, "spark_api_port"),
+    "not among the choices": ({"spark_executor": "slurm"}, "spark_executor"),
+    "unknown": ({"spark_modle": "x"}, "did you mean spark_model?"),
+    "unknown inside": ({"spark_stop": {"containrs": ["x"]}}, "containrs"),
+    "a value that cannot be meant": ({"spark_tensor_parallel": 0}, "spark_tensor_parallel 0"),
+    "a secret": ({"spark_env": {"HF_TOKEN": "hf_abc"}}, "HF_TOKEN in spark_env"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(run, case):
+    shared, words = REFUSED[case]
+    result = run(shared=shared)
+    assert result["failed"] and result["changed"] is False and "settings" not in result
+    assert result["problem"]["id"] == "input" and result["problem"]["node"] == "spark-1"
+    assert result["msg"].startswith("spark-1: inputs: found ") and words in result["msg"]
+    assert "hf_abc" not in str(result)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_wrong_for_all_is_told_once(run, case):
+    result = run("spark-2", shared=REFUSED[case][0])
+    assert not result.get("failed") and result["settings"] == {}
+
+
+def test_what_is_wrong_for_one_host_is_told_by_it(run):
+    own = {"spark-2": {"spark_fabric_address": None}}
+    assert not run("spark-1", own=own).get("failed")
+    assert run("spark-2", own=own)["problem"]["node"] == "spark-2"
+
+
+def test_the_specification_is_that_of_the_role():
+    spec = serving_settings.load_spec()
+    assert set(spec) == set(gang.options())
+    assert all("description" not in option for option in spec.values())
+    assert spec["spark_stop"]["apply_defaults"] is True and spec["spark_stop"]["options"]["units"]["elements"] == "str"

@@ -1,0 +1,774 @@
+# Copyright (c) 2026 dgxspark.serving contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The plan of a gang: every rule with what it accepts and refuses, and the containers exactly as docs/design.md says."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import pytest
+
+from ansible_collections.dgxspark.serving.plugins.module_utils import _plan
+from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
+from ansible_collections.dgxspark.serving.tests.unit.plugins import gang
+
+SNAPSHOT = f"/models/hub/models--Qwen--Qwen3.5-122B-A10B-FP8/snapshots/{gang.REVISION}"
+
+
+def addressed(*addresses):
+    """Nodes with these fabric addresses; the first is the head."""
+    return [{**gang.member(), "name": f"spark-{n}", "head": n == 1, "address": address} for n, address in enumerate(addresses, 1)]
+
+
+def told(problems):
+    """(id, node) of each problem."""
+    return [(problem.id, problem.node) for problem in problems]
+
+
+# --- inputs
+
+
+@pytest.mark.parametrize(
+    ("members", "expected", "words"),
+    [
+        (addressed("192.168.200.12", "192.168.200.13"), [], ()),
+        (addressed("192.168.200.12", ""), [("RAY-09", "spark-2")], ("spark_fabric_address ''", "the node's own IPv4 address")),
+        (addressed("192.168.200.12", "spark-2.local"), [("RAY-09", "spark-2")], ("'spark-2.local'",)),
+        (addressed("192.168.200.12", "192.168.200.13/24"), [("RAY-09", "spark-2")], ("without a prefix length",)),
+        (addressed("192.168.200.12", "fd00::13"), [("RAY-09", "spark-2")], ("'fd00::13'",)),
+        (
+            addressed("10.1.230.180", "192.168.200.13"),
+            [("RAY-09", "spark-1")],
+            ("10.1.230.180", "inside spark_fabric_subnet 192.168.200.0/24"),
+        ),
+        (addressed("192.168.200.12", "192.168.200.12"), [("RAY-10", "spark-2")], ("which spark-1 has too", "different address")),
+        (
+            [{**m, "head": False} for m in addressed("192.168.200.12", "192.168.200.13")],
+            [("input", "")],
+            ("0 hosts in the group ray_head",),
+        ),
+        ([{**m, "head": True} for m in addressed("192.168.200.12", "192.168.200.13")], [("input", "")], ("2 hosts", "exactly one")),
+    ],
+)
+def test_groups_and_addresses(members, expected, words):
+    problems = _plan.input_problems(gang.settings(), members)
+    assert told(problems) == expected
+    assert all(word in problems[0].msg for word in words)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "per_node", "tensor", "pipeline", "refused"),
+    [
+        (2, 1, 2, 1, False),
+        (2, 1, 1, 2, False),
+        (4, 1, 2, 2, False),
+        (2, 2, 4, 1, False),
+        (1, 1, 1, 1, False),
+        (2, 1, 1, 1, True),
+        (2, 1, 4, 1, True),
+        (3, 1, 2, 1, True),
+        (2, 1, 2, 2, True),
+    ],
+)
+def test_ranks_are_the_gpus_of_the_inventory(nodes, per_node, tensor, pipeline, refused):
+    values = gang.settings(gpus_per_node=per_node, tensor_parallel=tensor, pipeline_parallel=pipeline)
+    problems = _plan.parallel_problems(values, nodes)
+    assert [problem.id for problem in problems] == (["RAY-03"] if refused else [])
+    if refused:
+        assert problems[0].found.endswith(f"= {tensor * pipeline} ranks") and problems[0].expected.startswith(f"{nodes * per_node} ranks")
+
+
+@pytest.mark.parametrize(
+    ("config", "size", "allowed"),
+    [
+        ({"num_attention_heads": 32}, 2, None),
+        ({"num_attention_heads": 40}, 3, "1, 2, 4, 5, 8, 10, 20, 40"),
+        ({"text_config": {"num_attention_heads": 14}, "num_attention_heads": 12}, 3, "1, 2, 7, 14"),
+        ({"text_config": {"num_attention_heads": 12}, "num_attention_heads": 14}, 3, None),
+        ({"model_type": "mamba"}, 3, None),
+        ({}, 3, None),
+        (None, 3, None),
+    ],
+)
+def test_tensor_parallel_divides_the_heads(config, size, allowed):
+    problem = _plan.heads_problem(gang.settings(tensor_parallel=size), config)
+    assert (problem is None) == (allowed is None)
+    if problem:
+        assert (problem.id, problem.stage) == ("VLL-04", "model")
+        assert problem.expected == f"a size that divides the heads: {allowed}"
+
+
+# --- one node
+
+NODE_RULES = {
+    "everything is there": ({}, [], ""),
+    "no docker": (
+        {"docker": {"installed": False, "reachable": False, "error": "no docker command in PATH"}},
+        ["docker-missing"],
+        "no docker command in PATH",
+    ),
+    "the socket is not for this user": (
+        {"docker": {"reachable": False, "error": "permission denied: /var/run/docker.sock"}},
+        ["DOC-02"],
+        "permission denied: /var/run/docker.sock",
+    ),
+    "the daemon is silent": ({"docker": {"reachable": False}}, ["DOC-02"], "does not answer"),
+    "no requests": ({"python_requests": None}, ["DOC-05"], "apt-get install python3-requests"),
+    "no GPU runtime": (
+        {"docker": {"gpu_capable": False, "gpu_reason": "runtimes runc; no CDI specification"}},
+        ["DOC-01"],
+        "Docker 28.5.1 that cannot give a GPU to a container (runtimes runc; no CDI specification)",
+    ),
+    "driver and library differ": (
+        {"gpu": {"count": 0, "error": "Failed to initialize NVML: Driver/library version mismatch"}},
+        ["HST-03"],
+        "reboot the node after a driver update",
+    ),
+    "nvidia-smi fails": ({"gpu": {"count": 0, "error": "No devices were found"}}, ["gpu-missing"], "nvidia-smi: No devices were found"),
+    "fewer GPUs than planned": ({"gpu": {"count": 0}}, ["gpu-missing"], "0 GPUs"),
+    "more GPUs than planned": ({"gpu": {"count": 2}}, [], ""),
+    "two things at once": (
+        {"python_requests": None, "docker": {"gpu_capable": False, "gpu_reason": "no runtime"}},
+        ["DOC-05", "DOC-01"],
+        "python3-requests",
+    ),
+    "a process on the API port": ({"listeners": [gang.listener(30000)]}, ["port-held"], "process python3 (pid 4711, user dgx) on *:30000"),
+    "the same on loopback": ({"listeners": [gang.listener(30000, address="127.0.0.1")]}, ["port-held"], "127.0.0.1:30000"),
+    "a process on Ray's port": ({"listeners": [gang.listener(6379, process="redis-server")]}, ["port-held"], "redis-server"),
+    "a process on a port that Ray's parts get": ({"listeners": [gang.listener(6381)]}, ["port-held"], "*:6381"),
+    "a process on another port": ({"listeners": [gang.listener(8080)]}, [], ""),
+    "a model of somebody on the GPU": (
+        {"gpu": {"processes": [{"pid": 9, "name": "ollama", "memory_mib": 40000}]}},
+        ["gpu-held"],
+        "uses the GPU (40000 MiB)",
+    ),
+    "the desktop on the GPU": ({"gpu": {"processes": [{"pid": 9, "name": "/usr/lib/xorg/Xorg", "memory_mib": 18}]}}, [], ""),
+}
+
+
+@pytest.mark.parametrize("case", NODE_RULES)
+def test_node(case):
+    facts, expected, words = NODE_RULES[case]
+    problems = _plan.node_problems(gang.settings(), gang.member(facts=gang.node(**facts)))
+    assert told(problems) == [(name, "spark-1") for name in expected]
+    assert all(problem.stage == "preflight" and problem.expected and problem.remedy for problem in problems)
+    assert not problems or words in problems[0].msg
+
+
+@pytest.mark.parametrize(
+    ("name", "port", "refused"),
+    [
+        ("spark-1", 30000, True),
+        ("spark-1", 6379, True),
+        ("spark-1", 6380, True),
+        ("spark-2", 30000, True),  # the old service runs on all nodes
+        ("spark-2", 6379, False),  # the control store is the head's
+        ("spark-2", 6385, True),
+    ],
+)
+def test_ports_of_head_and_worker(name, port, refused):
+    facts = gang.node(listeners=[gang.listener(port)])
+    assert bool(_plan.node_problems(gang.settings(), gang.member(name, facts))) is refused
+
+
+def test_ports_of_ray_are_not_needed_without_ray():
+    facts = gang.node(listeners=[gang.listener(6379), gang.listener(6381)])
+    assert _plan.node_problems(gang.settings(executor="mp"), gang.member(facts=facts)) == []
+
+
+@pytest.mark.parametrize(
+    ("stop", "actions"),
+    [
+        ({"containers": ["glm-sglang"]}, ["stop"]),
+        ({"containers": ["another"]}, ["refuse"]),
+        ({}, ["refuse"]),
+    ],
+)
+def test_only_what_is_named_may_be_stopped(stop, actions):
+    facts = gang.node(containers=[gang.container("glm-sglang")], listeners=[gang.listener(30000, container="glm-sglang")])
+    member = gang.member(facts=facts)
+    values = gang.settings(stop={"containers": [], "units": [], "compose_projects": [], **stop})
+    assert [claim["action"] for claim in _plan.node_claims(values, member)] == actions
+    assert [problem.id for problem in _plan.node_problems(values, member)] == (["port-held"] if actions == ["refuse"] else [])
+
+
+def test_our_own_server_holds_its_port():
+    own = gang.container("spark-vllm", labels={"dgxspark.serving": "1"}, gpu=True)
+    facts = gang.node(containers=[own], listeners=[gang.listener(30000, container="spark-vllm")])
+    assert _plan.node_problems(gang.settings(), gang.member(facts=facts)) == []
+
+
+# --- the nodes compared
+
+
+def rails(*subnets, **more):
+    return [{"interface": f"if{n}", "subnet": subnet, "active": True, **more} for n, subnet in enumerate(subnets)]
+
+
+GANG_RULES = {
+    "alike": ({}, {}, []),
+    "architectures": ({}, {"node": gang.node(machine="x86_64")}, [("DOC-11", "", "spark-1 aarch64, spark-2 x86_64")]),
+    "clocks a minute apart": ({}, {"node": gang.node(time=1_700_000_060.0)}, []),
+    "clocks further apart": (
+        {},
+        {"node": gang.node(time=1_700_000_061.0)},
+        [("clock-skew", "spark-1", "a clock 61 s behind that of spark-2; expected clocks within 60 s")],
+    ),
+    "MTU": ({}, {"fabric": gang.fabric("192.168.200.13", mtu=1500)}, [("NET-12", "", "spark-1 9000, spark-2 1500")]),
+    "a rail that leads nowhere": (
+        {"fabric": gang.fabric("192.168.200.12", rails=rails("192.168.200.0/24", "192.168.201.0/24"))},
+        {"fabric": gang.fabric("192.168.200.13", rails=rails("192.168.200.0/24", "192.168.202.0/24"))},
+        [("NCL-02", "spark-1", "a rail in 192.168.201.0/24"), ("NCL-02", "spark-2", "a rail in 192.168.202.0/24")],
+    ),
+    "a rail without a cable": (
+        {"fabric": gang.fabric("192.168.200.12", rails=rails("192.168.200.0/24") + rails("192.168.201.0/24", active=False))},
+        {},
+        [],
+    ),
+    "a rail without an address": (
+        {"fabric": gang.fabric("192.168.200.12", rails=[*rails("192.168.200.0/24"), {"interface": "x", "subnet": None, "active": True}])},
+        {},
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", GANG_RULES)
+def test_gang(case):
+    head, worker, expected = GANG_RULES[case]
+    members = [{**gang.member("spark-1"), **head}, {**gang.member("spark-2"), **worker}]
+    problems = _plan.gang_problems(members)
+    assert told(problems) == [(name, node) for name, node, words in expected]
+    assert all(words in problem.msg for problem, (_name, _node, words) in zip(problems, expected, strict=True))
+
+
+def test_one_node_alone_has_no_rails_to_compare():
+    assert _plan.gang_problems([gang.member()]) == []
+
+
+def test_warnings_of_detection_carry_their_node():
+    members = gang.pair()
+    assert _plan.fabric_warnings(members) == []
+    members[0]["fabric"]["warnings"] = ["half of the port has no address"]
+    members[1]["fabric"]["rail_count"] = 2
+    assert _plan.fabric_warnings(members) == [
+        "spark-1: half of the port has no address",
+        "nodes with different numbers of rails (spark-1 1, spark-2 2): NCCL uses what both ends have",
+    ]
+
+
+# --- environment
+
+
+def env_of(name="spark-1", **values):
+    members = gang.pair()
+    return _plan.environment(gang.settings(**values), next(m for m in members if m["name"] == name), members)
+
+
+# docs/design.md, "Containers on the nodes": everything explicit on every node.
+EVERYWHERE = {
+    "DO_NOT_TRACK": "1",
+    "FLASHINFER_WORKSPACE_BASE": "/var/cache/kernels/flashinfer",
+    "GLOO_SOCKET_IFNAME": "enp1s0f1np1",
+    "HF_HUB_CACHE": "/models/hub",
+    "HF_HUB_OFFLINE": "1",
+    "MASTER_ADDR": "192.168.200.12",
+    "NCCL_IB_HCA": "=rocep1s0f1:1",
+    "NCCL_SOCKET_IFNAME": "=enp1s0f1np1",
+    "NO_PROXY": "localhost,127.0.0.1,192.168.200.12,192.168.200.13",
+    "OMPI_MCA_btl_tcp_if_include": "enp1s0f1np1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_memory_monitor_refresh_ms": "0",
+    "RAY_num_prestart_python_workers": "0",
+    "TORCHINDUCTOR_CACHE_DIR": "/var/cache/kernels/inductor",
+    "TP_SOCKET_IFNAME": "enp1s0f1np1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "TRITON_CACHE_DIR": "/var/cache/kernels/triton",
+    "UCX_NET_DEVICES": "rocep1s0f1:1",
+    "VLLM_CACHE_ROOT": "/var/cache/kernels/vllm",
+    "VLLM_ENGINE_READY_TIMEOUT_S": "4200",
+    "VLLM_NO_USAGE_STATS": "1",
+    "no_proxy": "localhost,127.0.0.1,192.168.200.12,192.168.200.13",
+}
+
+
+@pytest.mark.parametrize(("name", "address"), [("spark-1", "192.168.200.12"), ("spark-2", "192.168.200.13")])
+def test_environment_of_each_node(name, address):
+    """Ray and vLLM know each node by the same address, its own on the fabric; the head's is only MASTER_ADDR."""
+    assert env_of(name) == {**EVERYWHERE, "RAY_NODE_IP_ADDRESS": address, "VLLM_HOST_IP": address}
+
+
+def test_environment_without_ray():
+    assert env_of(executor="mp") == {**EVERYWHERE, "VLLM_HOST_IP": "192.168.200.12"}
+
+
+def test_environment_of_the_inventory_wins_and_is_text():
+    env = env_of(env={"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": 4, "HF_HUB_OFFLINE": "0"})
+    assert (env["NCCL_DEBUG"], env["OMP_NUM_THREADS"], env["HF_HUB_OFFLINE"]) == ("INFO", "4", "0")
+
+
+def test_environment_never_has_an_empty_text():
+    """An empty NCCL_* or *_IFNAME is not "unset" for those who read it."""
+    env = env_of(env={"NCCL_IB_HCA": ""})
+    assert "NCCL_IB_HCA" not in env and "" not in env.values()
+
+
+def test_environment_never_pins_the_gid():
+    assert "NCCL_IB_GID_INDEX" not in env_of()
+
+
+def test_engine_waits_longer_than_we_do():
+    assert env_of(ready_timeout=100)["VLLM_ENGINE_READY_TIMEOUT_S"] == "700"
+
+
+# --- containers
+
+
+def containers(name="spark-1", members=None, **values):
+    plan = _plan.serving_plan(gang.settings(**values), members or gang.pair())
+    return plan["nodes"][name]["containers"]
+
+
+RAY_PORTS = [
+    "--node-manager-port=6380",
+    "--object-manager-port=6381",
+    "--runtime-env-agent-port=6382",
+    "--dashboard-agent-grpc-port=6383",
+    "--dashboard-agent-listen-port=6384",
+    "--metrics-export-port=6385",
+    "--min-worker-port=20002",
+    "--max-worker-port=20999",
+]
+RESOURCES = ["--num-gpus=1", "--num-cpus=2", "--object-store-memory=1073741824", "--disable-usage-stats"]
+COMMON = {
+    "image": gang.IMAGE,
+    "volumes": [
+        "spark-tmp:/tmp",
+        "/home/nvidia/.cache/huggingface/hub:/models/hub:ro",
+        f"/var/lib/dgxspark-serving/kernels/{gang.FINGERPRINT[:12]}:/var/cache/kernels",
+    ],
+    "network_mode": "host",
+    "ipc_mode": "host",
+    "devices": ["/dev/infiniband:/dev/infiniband:rwm"],
+    "capabilities": ["IPC_LOCK"],
+    "ulimits": ["memlock:-1:-1", "stack:67108864:67108864"],
+    "restart_policy": "no",
+    "stop_timeout": 60,
+}
+
+
+def bare(definition):
+    """Without environment and labels, which have tests of their own."""
+    return {key: value for key, value in definition.items() if key not in ("env", "labels")}
+
+
+def test_ray_of_the_head():
+    assert bare(containers()["spark-ray"]) == {
+        "name": "spark-ray",
+        "entrypoint": ["ray"],
+        "command": [
+            *["start", "--block", "--node-ip-address=192.168.200.12", "--head", "--port=6379", "--include-dashboard=false"],
+            *RESOURCES,
+            *RAY_PORTS,
+        ],
+        **COMMON,
+    }
+
+
+def test_ray_of_a_worker():
+    assert bare(containers("spark-2")["spark-ray"]) == {
+        "name": "spark-ray",
+        "entrypoint": ["ray"],
+        "command": ["start", "--block", "--node-ip-address=192.168.200.13", "--address=192.168.200.12:6379", *RESOURCES, *RAY_PORTS],
+        **COMMON,
+    }
+
+
+def test_server_on_the_head_only():
+    assert list(containers("spark-2")) == ["spark-ray"]
+    server = containers()["spark-vllm"]
+    assert bare(server) == {
+        "name": "spark-vllm",
+        "entrypoint": ["vllm"],
+        "command": [
+            *["serve", SNAPSHOT, "--served-model-name", gang.MODEL, "--host", "0.0.0.0", "--port", "30000"],
+            *["--tensor-parallel-size", "2", "--distributed-executor-backend", "ray", "--gpu-memory-utilization", "0.8"],
+        ],
+        "pid_mode": "container:spark-ray",
+        **COMMON,
+    }
+    assert server["env"] == {**containers()["spark-ray"]["env"], "RAY_ADDRESS": "192.168.200.12:6379"}
+
+
+def test_ray_itself_is_not_told_of_a_cluster():
+    """With RAY_ADDRESS in its environment ``ray start --head`` refuses."""
+    assert all("RAY_ADDRESS" not in containers(name)["spark-ray"]["env"] for name in ("spark-1", "spark-2"))
+
+
+def test_nothing_is_privileged_or_restarted():
+    for name in ("spark-1", "spark-2"):
+        for definition in containers(name).values():
+            assert "privileged" not in definition and definition["restart_policy"] == "no"
+
+
+def test_a_node_without_rdma_gets_no_device():
+    members = gang.pair(worker={"infiniband_dev": False})
+    assert containers("spark-2", members)["spark-ray"]["devices"] == []
+    assert containers("spark-1", members)["spark-ray"]["devices"] != []
+
+
+@pytest.mark.parametrize(
+    ("cache", "home", "expected"),
+    [
+        ("~/.cache/huggingface", "/home/nvidia", "/home/nvidia/.cache/huggingface"),
+        ("~", "/home/nvidia", "/home/nvidia"),
+        ("/data/models", "/home/nvidia", "/data/models"),
+        ("~other/models", "/home/nvidia", "~other/models"),
+    ],
+)
+def test_cache_is_in_the_home_on_the_node(cache, home, expected):
+    assert _plan.cache_dir_of(gang.settings(model_cache=cache), {"user": {"home": home}}) == expected
+
+
+def test_each_node_mounts_its_own_cache():
+    members = gang.pair(worker={"user": {"home": "/home/dgx"}})
+    assert "/home/dgx/.cache/huggingface/hub:/models/hub:ro" in containers("spark-2", members)["spark-ray"]["volumes"]
+
+
+def test_labels():
+    labels = containers()["spark-vllm"]["labels"]
+    definition = labels.pop("dgxspark.serving.definition")
+    assert len(definition) == 64
+    assert labels == {
+        "dgxspark.serving": "1",
+        "dgxspark.serving.role": "server",
+        "dgxspark.serving.model": gang.MODEL,
+        "dgxspark.serving.revision": gang.REVISION,
+        "dgxspark.serving.served_model_name": gang.MODEL,
+    }
+    assert [containers(name)["spark-ray"]["labels"]["dgxspark.serving.role"] for name in ("spark-1", "spark-2")] == ["head", "worker"]
+
+
+# --- arguments of vllm serve
+
+
+@pytest.mark.parametrize(
+    ("values", "pair"),
+    [
+        ({"pipeline_parallel": 2, "tensor_parallel": 1}, ["--pipeline-parallel-size", "2"]),
+        ({"max_model_len": 16384}, ["--max-model-len", "16384"]),
+        ({"api_port": 8000}, ["--port", "8000"]),
+        ({"vllm_args": ["--max-num-seqs", 4]}, ["--max-num-seqs", "4"]),
+    ],
+)
+def test_arguments(values, pair):
+    arguments = _plan.vllm_arguments(gang.settings(**values))
+    assert pair[0] not in _plan.vllm_arguments(gang.settings()) or "8000" in pair
+    assert arguments[arguments.index(pair[0]) + 1] == pair[1]
+
+
+@pytest.mark.parametrize(
+    ("argument", "variable"),
+    [
+        ("--port", "spark_api_port"),
+        ("--port=8000", "spark_api_port"),
+        ("--host", "spark_api_host"),
+        ("--served-model-name", "spark_served_model_name"),
+        ("--tensor-parallel-size=4", "spark_tensor_parallel"),
+        ("-tp", "spark_tensor_parallel"),
+        ("--pipeline-parallel-size", "spark_pipeline_parallel"),
+        ("-pp", "spark_pipeline_parallel"),
+        ("--distributed-executor-backend", "spark_executor"),
+        ("--gpu-memory-utilization", "spark_gpu_memory_utilization"),
+        ("--max-model-len", "spark_max_model_len"),
+        ("--model", "spark_model"),
+        ("--data-parallel-size", "not supported yet"),
+        ("--api-key", "not supported yet"),
+    ],
+)
+def test_arguments_that_have_a_variable_are_refused(argument, variable):
+    with pytest.raises(Problem) as caught:
+        _plan.vllm_arguments(gang.settings(vllm_args=["--enforce-eager", argument]))
+    assert caught.value.id == "input" and variable in caught.value.remedy
+    assert f"{argument.partition('=')[0]} in spark_vllm_args" in caught.value.msg
+
+
+# --- the digest of a definition: what replaces a running container, and what does not
+
+
+def digests(name="spark-1", members=None, **values):
+    found = containers(name, members, **values)
+    return {key: value["labels"]["dgxspark.serving.definition"] for key, value in found.items()}
+
+
+BOTH = {"spark-ray", "spark-vllm"}
+SERVER = {"spark-vllm"}
+
+
+@pytest.mark.parametrize(
+    ("values", "changed"),
+    [
+        ({}, set()),
+        ({"model": "Qwen/Qwen3-8B", "served_model_name": "q"}, SERVER),
+        ({"served_model_name": "q"}, SERVER),
+        ({"vllm_args": ["--enforce-eager"]}, SERVER),
+        ({"api_port": 8000}, SERVER),
+        ({"gpu_memory_utilization": 0.7}, SERVER),
+        ({"image": "vllm:other"}, BOTH),
+        ({"env": {"NCCL_DEBUG": "INFO"}}, BOTH),
+        ({"ray_port": 6400}, BOTH),
+        ({"ulimits": []}, BOTH),
+        ({"model_cache": "/data"}, BOTH),
+        # Of no meaning to a running container.
+        ({"stop_timeout": 5, "rollback": False, "download_timeout": 9, "ray_timeout": 9, "become": False}, set()),
+        ({"hf_endpoint": "http://hub", "hf_token_file": "/t", "model_offline": True, "model_exclude": ["*.bin"]}, set()),
+        ({"stop": {"containers": ["x"], "units": [], "compose_projects": []}}, set()),
+    ],
+)
+def test_definition_changes_with(values, changed):
+    before, after = digests(), digests(**values)
+    assert {name for name in before if before[name] != after[name]} == changed
+
+
+@pytest.mark.parametrize(
+    ("head", "worker", "changed_on_head", "changed_on_worker"),
+    [
+        ({"snapshot": {"revision": "f" * 40}}, {}, SERVER, set()),
+        ({"image": {"fingerprint": "aa" * 32}}, {}, BOTH, {"spark-ray"}),  # what the head has is what the worker gets
+        ({}, {"image": {"present": False, "fingerprint": None}}, set(), set()),
+        ({"time": 1.0, "listeners": [gang.listener(8080)], "containers": [gang.container("x")]}, {}, set(), set()),
+    ],
+)
+def test_definition_changes_with_the_facts(head, worker, changed_on_head, changed_on_worker):
+    changed = {}
+    for name in ("spark-1", "spark-2"):
+        before, after = digests(name), digests(name, gang.pair(head, worker))
+        changed[name] = {key for key in before if before[key] != after[key]}
+    assert changed == {"spark-1": changed_on_head, "spark-2": changed_on_worker}
+
+
+def test_the_digest_is_of_content_not_of_order():
+    assert _plan.digest({"a": 1, "b": [2, 3]}) == _plan.digest({"b": [2, 3], "a": 1})
+    assert _plan.digest([1, 2]) != _plan.digest([2, 1])
+
+
+# --- what runs already
+
+
+def running(name="spark-1", members=None, **changes):
+    """The planned containers of a node as node_info would list them."""
+    found = containers(name, members)
+    return [gang.container(key, **{"labels": dict(value["labels"]), **changes}) for key, value in found.items()]
+
+
+def served(**changes):
+    """A pair on which everything runs as planned; ``changes`` are to the worker's containers."""
+    return gang.pair({"containers": running("spark-1")}, {"containers": running("spark-2", **changes)})
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        ({}, True),
+        ({"running": False, "state": "exited"}, False),
+        ({"labels": {"dgxspark.serving.definition": "other"}}, False),
+        ({"labels": {}}, False),
+        ({"name": "another"}, False),
+    ],
+)
+def test_running_as_planned(found, expected):
+    definition = containers()["spark-vllm"]
+    present = {**gang.container("spark-vllm", labels=definition["labels"]), **found}
+    assert _plan.running_as_planned({"containers": [gang.container("x"), present]}, definition) is expected
+
+
+def test_plan_of_a_serving_pair():
+    plan = _plan.serving_plan(gang.settings(), served())
+    assert (plan["ray_in_place"], plan["server_in_place"], plan["server_present"], plan["stop_needed"]) == (True, True, True, False)
+    assert plan["nodes"]["spark-1"]["in_place"] == {"spark-ray": True, "spark-vllm": True}
+    assert plan["nodes"]["spark-1"]["known"] == {"spark-ray": "id-spark-ray", "spark-vllm": "id-spark-vllm"}
+
+
+def test_a_dead_worker_is_a_broken_server():
+    """The server's container on the head may still run: its ranks are gone."""
+    plan = _plan.serving_plan(gang.settings(), served(running=False, state="exited"))
+    assert (plan["ray_in_place"], plan["server_in_place"], plan["server_present"]) == (False, False, True)
+
+
+def test_plan_of_a_fresh_pair():
+    plan = _plan.serving_plan(gang.settings(), gang.pair())
+    assert (plan["ray_in_place"], plan["server_in_place"], plan["server_present"], plan["record_left"]) == (False,) * 4
+    assert (plan["head"], plan["head_address"], plan["gpus"]) == ("spark-1", "192.168.200.12", 2)
+    assert plan["addresses"] == ["192.168.200.12", "192.168.200.13"]
+    assert plan["nodes"]["spark-2"]["present"] == {"spark-ray": False, "spark-vllm": False}
+
+
+def test_plan_with_an_old_service():
+    old = {"containers": [gang.container("glm", gpu=True)]}
+    stop = {"containers": ["glm"], "units": [], "compose_projects": []}
+    assert _plan.serving_plan(gang.settings(stop=stop), gang.pair(worker=old))["stop_needed"] is True
+
+
+def test_what_the_stages_before_found_wins():
+    plan = _plan.serving_plan(gang.settings(), gang.pair(), "bb" * 32, "c" * 40)
+    assert (plan["image_fingerprint"], plan["revision"]) == ("bb" * 32, "c" * 40)
+    server = plan["nodes"]["spark-1"]["containers"]["spark-vllm"]
+    assert server["command"][1].endswith("/snapshots/" + "c" * 40)
+    assert "/var/lib/dgxspark-serving/kernels/bbbbbbbbbbbb:/var/cache/kernels" in server["volumes"]
+
+
+def test_plan_of_empty_nodes():
+    nothing = {"image": None, "snapshot": None}
+    plan = _plan.serving_plan(gang.settings(model_revision="main"), gang.pair(nothing, nothing))
+    assert (plan["image_fingerprint"], plan["revision"]) == ("unknown", "main")
+    assert (plan["image_in_sync"], plan["snapshot_on_head"], plan["snapshot_in_sync"]) == (False, False, False)
+    assert plan["image_missing"] == ["spark-1", "spark-2"]
+
+
+STATES = {
+    "in sync": ({}, {}, {}),
+    "worker without the image": ({}, {"image": {"present": False}}, {"image_in_sync": False, "image_missing": ["spark-2"]}),
+    "worker with another image": ({}, {"image": {"fingerprint": "0" * 64}}, {"image_in_sync": False, "image_missing": ["spark-2"]}),
+    "head without the image": (
+        {"image": {"present": False}},
+        {},
+        {"image_in_sync": False, "image_missing": ["spark-1", "spark-2"], "image_fingerprint": ""},
+    ),
+    "worker's snapshot incomplete": ({}, {"snapshot": {"complete": False}}, {"snapshot_in_sync": False}),
+    "worker's snapshot never verified": ({}, {"snapshot": {"verified": False}}, {"snapshot_in_sync": False}),
+    "worker's snapshot is another": ({}, {"snapshot": {"manifest_digest": "d2"}}, {"snapshot_in_sync": False}),
+    "worker without a snapshot": ({}, {"snapshot": None}, {"snapshot_in_sync": False}),
+    "head's snapshot incomplete": ({"snapshot": {"complete": False}}, {}, {"snapshot_in_sync": False, "snapshot_on_head": False}),
+}
+
+
+@pytest.mark.parametrize("case", STATES)
+def test_gang_state(case):
+    head, worker, changes = STATES[case]
+    expected = {
+        "image_fingerprint": gang.FINGERPRINT,
+        "image_in_sync": True,
+        "image_missing": [],
+        "revision": gang.REVISION,
+        "snapshot_on_head": True,
+        "snapshot_in_sync": True,
+    }
+    assert _plan.gang_state(gang.settings(), gang.pair(head, worker)) == {**expected, **changes}
+
+
+@pytest.mark.parametrize(
+    ("disks", "expected"),
+    [
+        ({}, False),
+        ({"/var/lib/dgxspark-serving/stopped.json": {"checked": "/var/lib/dgxspark-serving/stopped.json"}}, True),
+        ({"/var/lib/dgxspark-serving/stopped.json": {"checked": "/var/lib"}}, False),
+    ],
+)
+def test_a_record_that_an_earlier_run_left(disks, expected):
+    assert _plan.serving_plan(gang.settings(), gang.pair(worker={"disks": disks}))["record_left"] is expected
+
+
+# --- check mode
+
+
+def test_container_diff_of_a_new_container():
+    definition = containers()["spark-vllm"]
+    shown = _plan.container_diff(gang.node(), definition)
+    assert shown["changed"] and shown["before"] == {} and shown["after"]["privileged"] is False
+    assert shown["actions"][0].startswith(f"would create container spark-vllm: vllm serve {SNAPSHOT} ")
+
+
+def test_container_diff_of_another_definition():
+    shown = _plan.container_diff(gang.node(containers=[gang.container("spark-vllm")]), containers()["spark-vllm"])
+    assert shown["changed"] and shown["before"]["id"] == "id-spark-vllm" and "would replace" in shown["actions"][0]
+
+
+def test_container_diff_of_what_runs():
+    shown = _plan.container_diff(gang.node(containers=running()), containers()["spark-vllm"])
+    assert not shown["changed"] and shown["actions"] == [] and shown["before"] == shown["after"]
+
+
+def test_outline_is_in_the_order_of_the_stages():
+    found = {
+        "spark-1": {"vllm_server_planned": {"actions": ["would create container spark-vllm"]}, "image_sync_head": {"actions": ["pull x"]}},
+        "spark-2": {"image_sync_worker": {"actions": ["copy x"]}, "stop_service_result": {"skipped": True}, "model_sync_result": None},
+    }
+    assert _plan.outline(["spark-1", "spark-2"], found) == [
+        "spark-1: would pull x",
+        "spark-2: would copy x",
+        "spark-1: would create container spark-vllm",
+    ]
+
+
+# --- the facts of the gang
+
+
+def test_members_are_head_first():
+    members = gang.pair()
+    found = _plan.members(gang.groups(members), gang.hostvars(members))
+    assert [(m["name"], m["head"], m["address"]) for m in found] == [
+        ("spark-1", True, "192.168.200.12"),
+        ("spark-2", False, "192.168.200.13"),
+    ]
+    assert found == members
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        {"preflight_node": None},
+        {"preflight_node": {"failed": True}},
+        {"preflight_fabric": None},
+        {"preflight_fabric": {"skipped": True}},
+    ],
+)
+def test_a_gang_is_all_or_none(lost):
+    members = gang.pair()
+    found = gang.hostvars(members)
+    for key, value in lost.items():
+        if value is None:
+            del found["spark-2"][key]
+        else:
+            found["spark-2"][key] = value
+    with pytest.raises(Problem) as caught:
+        _plan.members(gang.groups(members), found)
+    assert (caught.value.id, caught.value.node) == ("gang-incomplete", "spark-2")
+    assert "--limit" in caught.value.remedy
+
+
+CONFIG = {"num_attention_heads": 32}
+LATER = {
+    "nothing ran": ({}, {}),
+    "skipped": ({"image_sync_head": {"skipped": True}, "model_sync_result": {"skipped": True}}, {}),
+    "an image": ({"image_sync_worker": {"image": {"present": True, "fingerprint": "x"}}}, {"image": {"present": True, "fingerprint": "x"}}),
+    "a snapshot": (
+        {"model_sync_result": {"snapshot": {"revision": "r", "verified": True}, "manifest_digest": "d"}},
+        {"snapshot": {"revision": "r", "verified": True, "complete": True, "manifest_digest": "d"}},
+    ),
+    "a snapshot that is not verified": (
+        {"model_download_snapshot": {"snapshot": {"revision": "r", "verified": False}}},
+        {"snapshot": {"revision": "r", "verified": False, "complete": False, "manifest_digest": None}},
+    ),
+    "a snapshot and its configuration": (
+        {
+            "model_download_snapshot": {"snapshot": {"revision": "r", "verified": True}, "manifest_digest": "d"},
+            "model_download_config": {"content": base64.b64encode(json.dumps(CONFIG).encode()).decode()},
+        },
+        {"snapshot": {"revision": "r", "verified": True, "complete": True, "manifest_digest": "d", "config": CONFIG}},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LATER)
+def test_later_facts(case):
+    found, expected = LATER[case]
+    assert _plan.later_facts(found) == expected
+
+
+def test_later_facts_replace_those_of_preflight():
+    members = gang.pair(worker={"image": None})
+    found = gang.hostvars(members)
+    found["spark-2"]["image_sync_worker"] = {"image": {"present": True, "fingerprint": gang.FINGERPRINT}}
+    plan = _plan.serving_plan(gang.settings(), _plan.members(gang.groups(members), found))
+    assert plan["image_in_sync"] is True
