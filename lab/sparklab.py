@@ -58,9 +58,7 @@ def step(text: str) -> t.Iterator[None]:
 def run(*argv: str, stdin: t.Any = None, check: bool = True, quiet: bool = False, timeout: float = 1800, text: str | None = None) -> str:
     """Runs a command and returns its standard output; on failure a LabError with its last words."""
     try:
-        done = subprocess.run(
-            argv, stdin=stdin, input=text, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False, timeout=timeout
-        )
+        done = subprocess.run(argv, stdin=stdin, input=text, capture_output=True, text=True, check=False, timeout=timeout)
     except FileNotFoundError as exc:
         raise LabError(f"'{argv[0]}' is not on PATH; run lab/bootstrap") from exc
     except subprocess.TimeoutExpired as exc:
@@ -262,16 +260,17 @@ def base_image(lab: Lab, tag: str) -> None:
 
 def serving_stages() -> list[tuple[str, str]]:
     """The layers above the base as (name, image tag); the last one is the serving image."""
-    layer = HERE / "image" / "layer"
-    stages = (
-        ("torch", (TORCH,)),
-        ("libraries", (HERE / "image" / "requirements.txt",)),
-        ("engine", (VLLM, RAY)),
-        ("plugin", (HERE / "image" / "sparklab_platform.py", HERE / "image" / "sparklab_plugin.py", HERE / "image" / "config")),
+    image = HERE / "image"
+    plugin = [image / f"sparklab_{name}.py" for name in ("platform", "communicator", "plugin")]
+    stages: tuple[tuple[str, list[t.Any]], ...] = (
+        ("torch", [TORCH]),
+        ("libraries", [image / "requirements.txt"]),
+        ("engine", [VLLM, RAY]),
+        ("plugin", [*plugin, image / "config"]),
     )
     tags, key = [], base_tag()
     for name, inputs in stages:
-        key = content_hash(key, layer, name, *inputs)
+        key = content_hash(key, image / "layers" / "pip.sh", image / "layers" / name, *inputs)
         tags.append((name, f"sparklab/stage:{name}-{key}"))
     tags[-1] = ("plugin", f"sparklab/vllm:{key}")
     return tags
@@ -286,10 +285,10 @@ def serving_is_built() -> bool:
 
 
 def build_layer(lab: Lab, below: str, tag: str, name: str, wheels: Path) -> None:
-    """Runs lab/image/layer in a container without a network and commits the result."""
+    """Runs lab/image/layers/<name> in a container without a network and commits the result."""
     container = docker(
         "create", "--network", "none", "--label", lab.label, "-v", f"{wheels}:/wheels:ro", "-v", f"{HERE / 'image'}:/lab:ro",
-        below, "/bin/sh", "/lab/layer", name,
+        below, "/bin/sh", f"/lab/layers/{name}",
     ).strip()  # fmt: skip
     try:
         docker("start", container)
@@ -448,12 +447,15 @@ def cgroup_arguments() -> tuple[list[str], list[str]]:
     ], legacy
 
 
-def resource_capability() -> list[str]:
-    """Nodes run without CAP_SYS_RESOURCE, so that the lab behaves the same on every host. Where the host itself lacks it, newer Docker
-    refuses to drop it."""
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    bounding = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapBnd:"))
-    return ["--cap-drop=SYS_RESOURCE"] if bounding & 1 << 24 else []
+def create_container(*argv: str) -> None:
+    """``docker create`` without CAP_SYS_RESOURCE, so that nodes behave the same on every host. Where the host itself lacks it, old
+    Docker versions need to be told to drop it, and new ones refuse exactly that."""
+    try:
+        docker("create", "--cap-add=ALL", "--cap-drop=SYS_RESOURCE", *argv)
+    except LabError as exc:
+        if "invalid CapDrop" not in str(exc):
+            raise
+        docker("create", "--cap-add=ALL", *argv)
 
 
 def create_node(lab: Lab, node: str, image: str, wanted: str) -> None:
@@ -465,9 +467,9 @@ def create_node(lab: Lab, node: str, image: str, wanted: str) -> None:
     volumes = [f"{name}-{part}" for part in ("docker", "containerd", "home")]
     docker("volume", "rm", "-f", *volumes)  # a new node is a new machine
     ports = ["-p", f"127.0.0.1:{lab.ssh_port}:22", "-p", f"127.0.0.1:{lab.api_port}:30000"] if head else []
-    docker(
-        "create", "--name", name, "--hostname", node, "--label", lab.label, "--label", f"sparklab.content={wanted}",
-        "--cap-add=ALL", *resource_capability(), "--security-opt", "seccomp=unconfined", "--security-opt", "apparmor=unconfined",
+    create_container(
+        "--name", name, "--hostname", node, "--label", lab.label, "--label", f"sparklab.content={wanted}",
+        "--security-opt", "seccomp=unconfined", "--security-opt", "apparmor=unconfined",
         "--shm-size=4g", "--sysctl", "net.ipv6.conf.all.disable_ipv6=0", "--tmpfs", "/run", "--tmpfs", "/run/lock", "--stop-signal", "SIGRTMIN+3", *options,
         "-v", f"{name}-docker:/var/lib/docker", "-v", f"{name}-containerd:/var/lib/containerd", "-v", f"{name}-home:/home",
         "--network", network, "--ip", address, *ports, image, "/sbin/init", *init,
@@ -681,7 +683,7 @@ def status(lab: Lab) -> None:
         return
     widths = [max(len(row[i]) for row in rows) for i in range(4)]
     for row in [rows[0], *sorted(rows[1:])]:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def main(argv: list[str]) -> int:
