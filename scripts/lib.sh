@@ -8,7 +8,8 @@ ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 VENV="$ROOT/.venv"
 CACHE="$ROOT/.cache"
 export ROOT VENV CACHE
-export PYTHONDONTWRITEBYTECODE=1 ANSIBLE_NOCOWS=1
+# Compiled once, but not into the tree.
+export PYTHONPYCACHEPREFIX="$CACHE/pycache" ANSIBLE_NOCOWS=1
 # An ANSIBLE_* setting of the caller's shell must not decide what a check finds.
 unset ANSIBLE_COLLECTIONS_PATH ANSIBLE_ROLES_PATH ANSIBLE_INVENTORY ANSIBLE_CONFIG ANSIBLE_VAULT_PASSWORD_FILE
 # The checkout may belong to another user (root in a CI job): git would refuse to list it.

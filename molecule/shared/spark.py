@@ -9,6 +9,7 @@ import json
 import os
 import re
 import subprocess
+import tempfile
 import time
 import typing as t
 import urllib.error
@@ -54,9 +55,9 @@ class Run:
         """The hosts for which a task failed for good, in order. What a rescue took over counts as well."""
         return re.findall(r"^fatal: \[([^\]]+)\]", self.output, re.MULTILINE)
 
-    def message(self, node: str) -> str:
-        """What the task that failed on this node said."""
-        begin = self.output.index(f"fatal: [{node}]")
+    def message(self, node: str, last: bool = False) -> str:
+        """What the first (or the last) task that failed on this node said."""
+        begin = (self.output.rindex if last else self.output.index)(f"fatal: [{node}]")
         found = re.search(r"^    msg: (.*(?:\n {5,}.*|\n)*)", self.output[begin:], re.MULTILINE)
         assert found, self.output[begin:]
         return str(yaml.safe_load("msg: " + found[1].replace("\n        ", "\n  "))["msg"])
@@ -66,12 +67,19 @@ class Run:
         return sum(counts["changed"] for counts in self.recap.values())
 
 
-def site(*arguments: str, inventory: t.Sequence[Path | str] = (LAB,), timeout: float = 900, **variables: t.Any) -> Run:
-    """Runs playbooks/site.yml with these extra variables, as from a person's shell."""
+def site(
+    *arguments: str, inventory: t.Sequence[Path | str] = (LAB,), timeout: float = 900, new_connections: bool = False, **variables: t.Any
+) -> Run:
+    """Runs playbooks/site.yml with these extra variables, as from a person's shell. ``new_connections``: not over those of an earlier run."""
     where = [word for path in inventory for word in ("-i", str(path))]
     extra = ["-e", json.dumps(variables)] if variables else []
     environ = {key: value for key, value in os.environ.items() if not key.startswith(("ANSIBLE_", "MOLECULE_"))}
     environ.update(ANSIBLE_CONFIG=str(ROOT / "ansible.cfg"), ANSIBLE_NOCOLOR="1", PYTHONDONTWRITEBYTECODE="1")
+    sockets = tempfile.mkdtemp(prefix="cp-") if new_connections else ""
+    if sockets:
+        environ.update(
+            ANSIBLE_SSH_CONTROL_PATH_DIR=sockets, ANSIBLE_SSH_ARGS="-o ControlMaster=auto -o ControlPersist=5s -o ConnectTimeout=10"
+        )
     done = subprocess.run(
         ["ansible-playbook", str(SITE), *where, *extra, *arguments],
         cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout, check=False,
@@ -87,7 +95,7 @@ def on(node: str, *argv: str, check: bool = True, timeout: float = 120) -> str:
     """Runs a command as root on a node, not over its network, so that it also works when that is broken."""
     done = subprocess.run(
         ["docker", "exec", f"sparklab-{node}", *argv],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=timeout, check=False,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, check=False,
     )  # fmt: skip
     if check:
         assert done.returncode == 0, f"{node}: {' '.join(argv)}: {done.stderr}"

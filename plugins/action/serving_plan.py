@@ -39,6 +39,9 @@ class ActionModule(ActionBase):
             if arguments.get("outline"):
                 result["outline"] = _plan.outline([m["name"] for m in members], variables["hostvars"])
         except Problem as problem:
+            if not problem.node and name not in variables["groups"].get("ray_head", [name]):
+                return result  # about the inputs of the gang: the head tells it
+            problem.node = problem.node or name
             result.update(failed=True, msg=problem.msg, problem=problem.as_dict())
             return result
         result["plan"] = plan

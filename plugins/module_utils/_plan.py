@@ -28,6 +28,9 @@ STATE = "/var/lib/dgxspark-serving"
 RECORD = f"{STATE}/stopped.json"  # of service_stop: what has been stopped for a server that is not proven yet
 MAX_CLOCK_SKEW = 60  # seconds; above this, logs of the nodes cannot be put in order and TLS to a hub fails
 
+# Seconds. Above any limit of ours, and fixed, so that another spark_ready_timeout does not replace the containers (RDY-01).
+ENGINE_READY_TIMEOUT = "86400"
+
 # Ray's own ports, pinned so that they can be checked before the start and never collide (RAY-06). Offsets are ours.
 RAY_PORTS = {
     "node-manager-port": 6380,
@@ -197,6 +200,9 @@ def node_problems(settings: dict[str, t.Any], member: dict[str, t.Any]) -> list[
     for claim in node_claims(settings, member):
         if claim["action"] == "refuse":
             problem = _tenants.refusal([claim], name)
+            if problem and claim["kind"] == "process" and not claim.get("pid") and node.get("effective_user") not in (None, "root"):
+                problem.found += f", which user {node['effective_user']} may not look at"
+                problem.remedy = f"let the play use sudo (spark_become: true), so that its owner can be seen; or {problem.remedy}"
             if problem:
                 problems.append(problem)
     return problems
@@ -311,7 +317,7 @@ def environment(settings: dict[str, t.Any], member: dict[str, t.Any], members: l
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "HF_HUB_CACHE": MODELS,
-        "VLLM_ENGINE_READY_TIMEOUT_S": str(settings["ready_timeout"] + 600),
+        "VLLM_ENGINE_READY_TIMEOUT_S": ENGINE_READY_TIMEOUT,
         "VLLM_CACHE_ROOT": f"{KERNELS}/vllm",
         "TRITON_CACHE_DIR": f"{KERNELS}/triton",
         "TORCHINDUCTOR_CACHE_DIR": f"{KERNELS}/inductor",
@@ -420,11 +426,12 @@ def vllm_arguments(settings: dict[str, t.Any]) -> list[str]:
             arguments += [flag, str(value)]
     reserved = {flag for flag, _value in ours} | {"--model", "-tp", "-pp", "--data-parallel-size", "--api-key"}
     for extra in settings["vllm_args"]:
-        flag = str(extra).split("=", 1)[0]
+        given = str(extra).split("=", 1)[0]
+        flag = given.replace("_", "-") if given.startswith("--") else given  # vLLM takes both spellings
         if flag in reserved:
             raise Problem(
                 "input",
-                found=f"{flag} in spark_vllm_args",
+                found=f"{given} in spark_vllm_args",
                 expected="only arguments that have no variable of their own",
                 remedy=f"use the variable instead ({variable_for(flag)})",
             )

@@ -19,7 +19,7 @@ class Problem(Exception):
 
     def __init__(
         self,
-        id: str,  # pylint: disable=redefined-builtin
+        id: str,  # noqa: A002  # pylint: disable=redefined-builtin
         *,
         found: str,
         expected: str,

@@ -23,8 +23,8 @@ def unknown_inputs(given: t.Iterable[str], known: t.Iterable[str]) -> list[Probl
     known = sorted(known)
     problems = []
     for name in sorted(set(given) - set(known)):
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {close[0]}?" if close else "remove it, or prefix your own variables with something else"
+        close = difflib.get_close_matches(name.removeprefix(PREFIX), [k.removeprefix(PREFIX) for k in known], n=1)
+        hint = f"did you mean {PREFIX}{close[0]}?" if close else "remove it, or prefix your own variables with something else"
         problems.append(
             Problem("input", stage="inputs", found=f"unknown variable {name}", expected="only documented spark_ variables", remedy=hint)
         )

@@ -17,6 +17,7 @@ import multiprocessing.connection
 import os
 import pty
 import select
+import shutil
 import signal
 import socket
 import threading
@@ -607,6 +608,28 @@ def pull_blobs(
 # --- child processes ---
 
 
+def _start(argv: list[str], environment: t.Mapping[str, str], standard: t.Sequence[int]) -> int:
+    """Process id of a command in a process group of its own; ``standard`` becomes its stdin, stdout and stderr. FileNotFoundError
+    when there is no such command.
+    """
+    path = shutil.which(argv[0], path=environment.get("PATH"))
+    if path is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), argv[0])
+    pid = os.fork()
+    if pid == 0:
+        # Only system calls until the new program: other threads do not exist here, and what they held stays locked.
+        try:
+            os.setpgid(0, 0)
+            for number, fd in enumerate(standard):
+                os.dup2(fd, number)
+            os.execve(path, argv, environment)
+        finally:
+            os._exit(127)  # pylint: disable=protected-access
+    with contextlib.suppress(OSError):  # whoever comes first; the child may have done it and be gone
+        os.setpgid(pid, pid)
+    return pid
+
+
 class Child:
     """A command with bounded life whose output is read while it runs (``run_command`` cannot be watched).
 
@@ -625,10 +648,13 @@ class Child:
         read_fd, write_fd = pty.openpty() if terminal else os.pipe()
         err_read, err_write = os.pipe()
         devnull = os.open(os.devnull, os.O_RDONLY)
-        actions = [(os.POSIX_SPAWN_DUP2, devnull, 0), (os.POSIX_SPAWN_DUP2, write_fd, 1), (os.POSIX_SPAWN_DUP2, err_write, 2)]
         environment = {**os.environ, "LC_ALL": "C", **(env or {})}
         try:
-            self.pid = os.posix_spawnp(self.argv[0], self.argv, environment, file_actions=actions, setpgroup=0)
+            self.pid = _start(self.argv, environment, (devnull, write_fd, err_write))
+        except OSError:
+            for fd in (read_fd, err_read):
+                os.close(fd)
+            raise
         finally:
             for fd in (write_fd, err_write, devnull):
                 os.close(fd)

@@ -44,6 +44,8 @@ def catalogue() -> list[Row]:
 MAKERS = ("Problem", "_problem", "problem", "Row")
 SHAPE = re.compile(r"[A-Z]{1,3}-\d{1,2}|[a-z][a-z0-9]*(-[a-z0-9]+)*")
 NUMBERED = re.compile(r"[A-Z]{3}-\d{2}")
+# Texts that look like ids of ours and are none.
+OTHER = {"docker-proxy", "node-manager-port"}
 
 
 def reported_ids(source: str) -> list[str]:
@@ -70,6 +72,15 @@ def reported_ids(source: str) -> list[str]:
             if texts:
                 break
     return sorted(found)
+
+
+def spelled_like_ids(source: str, known: set[str]) -> list[str]:
+    """Texts in a Python source that begin like an id of ours (``hub-``, ``fabric-``), where the id comes out of a table or a variable."""
+    areas = {name.partition("-")[0] for name in known if re.fullmatch(r"[a-z]+(-[a-z0-9]+)+", name)}
+    texts = {node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return sorted(
+        text for text in texts if re.fullmatch(r"[a-z]+(-[a-z0-9]+)+", text) and text.partition("-")[0] in areas and text not in OTHER
+    )
 
 
 def references(cell: str) -> list[str]:
@@ -113,7 +124,8 @@ def test_reported_ids_are_in_the_catalogue() -> None:
     missing = {
         f"{path.relative_to(ROOT)}: {name}"
         for path in sorted((ROOT / "plugins").rglob("*.py"))
-        for name in reported_ids(path.read_text(encoding="utf-8"))
+        for source in [path.read_text(encoding="utf-8")]
+        for name in reported_ids(source) + spelled_like_ids(source, known)
         if name not in known
     }
     assert sorted(missing) == []
@@ -140,6 +152,11 @@ def test_reported_ids() -> None:
         '_problem(known[0], "Docker does not answer")\ncheck(1, problem="disk-full")\n'
     )
     assert reported_ids(source) == ["NET-12", "RAY-20", "X-1", "X-2", "a-b", "d-e", "disk-full"]
+
+
+def test_spelled_like_ids() -> None:
+    source = 'TABLE = ["hub-999", "docker-proxy", "other-thing", "hub", "a hub-1 in a sentence"]\n'
+    assert spelled_like_ids(source, {"hub-401", "docker-down", "NET-12", "input"}) == ["hub-999"]
 
 
 def test_rows_in() -> None:

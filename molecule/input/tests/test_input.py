@@ -20,7 +20,9 @@ TWIN = "enP2p1s0f1np1"
 def hosts(folder: Path, **variables: dict[str, t.Any]) -> list[Path]:
     """The lab's inventory and one more source with other host variables (``spark_1={...}``)."""
     path = folder / "hosts.yml"
-    path.write_text(yaml.safe_dump({"sparks": {"hosts": {name.replace("_", "-"): values for name, values in variables.items()}}}), encoding="utf-8")
+    path.write_text(
+        yaml.safe_dump({"sparks": {"hosts": {name.replace("_", "-"): values for name, values in variables.items()}}}), encoding="utf-8"
+    )
     return [spark.LAB, path]
 
 
@@ -36,9 +38,11 @@ def hub_answers(**fault: t.Any) -> t.Iterator[None]:
 
 class TestFabric:
     def test_no_interface_has_the_subnet(self, tmp_path: Path) -> None:
-        inventory = hosts(tmp_path, spark_2={"spark_fabric_subnet": "192.168.77.0/24", "spark_fabric_address": "192.168.77.13"})
-        run = spark.site(inventory=inventory)
-        spark.refused(run, "spark-2", "192.168.77.0/24", "192.168.77.13", FABRIC, "spark_fabric_")
+        inventory = hosts(tmp_path, spark_1={"spark_fabric_address": "192.168.77.12"}, spark_2={"spark_fabric_address": "192.168.77.13"})
+        run = spark.site(inventory=inventory, spark_fabric_subnet="192.168.77.0/24")
+        spark.refused(
+            run, ["spark-1", "spark-2"], "192.168.77.0/24", f"{FABRIC}: IPv4 in another subnet: 192.168.200.1", "spark_fabric_subnet"
+        )
 
     def test_two_interfaces_have_the_subnet(self) -> None:
         with spark.undone("spark-2", f"ip addr add 192.168.200.113/24 dev {TWIN}", f"ip addr del 192.168.200.113/24 dev {TWIN}"):
@@ -47,7 +51,7 @@ class TestFabric:
 
     def test_the_worker_cannot_be_reached(self) -> None:
         with spark.undone("spark-2", f"ip link set {FABRIC} down", f"ip link set {FABRIC} up"):
-            run = spark.site()
+            run = spark.site(new_connections=True)
         spark.refused(run, "spark-2", "192.168.200.13", "through spark-1", "cable")
 
     def test_an_address_that_is_another_nodes(self, tmp_path: Path) -> None:
@@ -56,10 +60,14 @@ class TestFabric:
 
 
 class TestDocker:
-    def test_the_user_may_not_talk_to_docker(self) -> None:
+    def test_the_user_may_not_talk_to_docker(self, tmp_path: Path) -> None:
         """On spark-1 the user is in the group docker, on spark-2 not."""
-        run = spark.site(spark_become=False)
+        run = spark.site(inventory=hosts(tmp_path, spark_2={"spark_become": False}))
         spark.refused(run, "spark-2", "/var/run/docker.sock", "user spark", "spark_become", "group docker")
+
+    def test_the_user_may_not_see_who_holds_the_port(self, tmp_path: Path) -> None:
+        run = spark.site(inventory=hosts(tmp_path, spark_1={"spark_become": False}))
+        spark.refused(run, "spark-1", "127.0.0.1:30000", "user spark", "spark_become: true")
 
     def test_the_daemon_does_not_answer(self) -> None:
         with spark.undone("spark-2", "mv /run/docker.sock /run/docker.away", "mv /run/docker.away /run/docker.sock"):

@@ -67,9 +67,12 @@ def test_what_concerns_all_is_told_by_the_head_alone(run, case):
     assert not answers["spark-2"].get("failed")
 
 
-def test_a_wrong_argument_of_the_server_is_refused_everywhere(run):
+def test_a_wrong_argument_of_the_server_is_told_by_the_head(run):
     values = gang.settings(vllm_args=["--port=1"])
-    assert [run(name, values=values)["problem"]["id"] for name in ("spark-1", "spark-2")] == ["input", "input"]
+    head = run("spark-1", values=values)
+    assert (head["problem"]["id"], head["problem"]["node"]) == ("input", "spark-1")
+    worker = run("spark-2", values=values)
+    assert not worker.get("failed") and "plan" not in worker
 
 
 def test_check_false_applies_no_rules(run):

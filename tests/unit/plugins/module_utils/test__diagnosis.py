@@ -119,7 +119,47 @@ LINES = [
     ("OSError: [Errno 98] Address already in use", "VLL-07", {}),
     ("TimeoutError: Timed out waiting for engine core processes to start. This is often caused by slow weight loading", "RDY-01", {}),
     ("TimeoutError: RPC call to sample_tokens timed out.", "RDY-08", {"call": "sample_tokens"}),
+    # Wordings of the upstream sources and of public reports.
+    ("ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory", "MEM-02", {}),
+    ("terminate called after throwing an instance of 'std::bad_alloc'", "MEM-04", {}),
+    ("NVRM: GPU0 _memdescAllocInternal: NV_ERR_NO_MEMORY", "MEM-04", {}),
+    ("ValueError: To serve at least one request with the model, more memory is needed", "MEM-03", {}),
+    ("ValueError: Ray does not allocate any GPUs on the driver node. Consider adjusting the Ray placement group", "RAY-12", {}),
+    (
+        "ConnectionError: Failed to connect to GCS at address 192.168.200.12:6379 within 30 seconds",
+        "RAY-16",
+        {"address": "192.168.200.12:6379"},
+    ),
+    ("(raylet) The node with node id: 4f2 and address: 192.168.200.13 has been marked dead because the detector", "RAY-20", {}),
+    ("2026-11-30 09:01:02,345 ERR scripts.py -- Some Ray subprocesses exited unexpectedly:", "RAY-20", {}),
+    (
+        "huggingface_hub.errors.GatedRepoError: 401 Client Error. Cannot access gated repo for url https://huggingface.co/m",
+        "MOD-02",
+        {},
+    ),
+    (
+        "tvm.error.InternalError: Failed to open /opt/flashinfer/data/csrc/fmha_sm121.cuh",
+        "VLL-02",
+        {"file": "/opt/flashinfer/data/csrc/fmha_sm121.cuh"},
+    ),
+    (
+        'docker: Error response from daemon: could not select device driver "" with capabilities: [[gpu]].',
+        "DOC-01",
+        {},
+    ),
+    ("RuntimeError: Failed to infer device type, please set the environment variable", "DOC-01", {}),
+    ("Failed to initialize NVML: Driver/library version mismatch", "HST-03", {}),
+    ("OSError: [Errno 28] No space left on device: '/tmp/ray/session_x'", "RAY-15", {}),
+    ("spark-1:71:71 [0] NCCL WARN Bootstrap : no socket interface found", "NET-01", {}),
+    ("misc/ibvwrap.cc:139 NCCL WARN Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory", "NCL-04", {}),
 ]
+
+
+def test_every_row_has_a_line_that_it_explains():
+    """A row that no line of a log reaches (a wrong pattern, or one above it that takes everything) explains nothing."""
+    lines = [_diagnosis.clean(line)[1] for line in [*[row[0] for row in LINES], *CONSEQUENCES]]
+    reached = {next(row for row in _diagnosis.TABLE if re.search(row.pattern, line)) for line in lines}
+    assert [(row.id, row.cause) for row in _diagnosis.TABLE if row not in reached] == []
 
 
 @pytest.mark.parametrize(("line", "ident", "fields"), LINES, ids=[f"{n}-{row[1]}" for n, row in enumerate(LINES)])
@@ -136,6 +176,7 @@ CONSEQUENCES = [
     "(EngineCore pid=5) ERROR 11-30 09:00:00 [ray_executor_v2.py:522] RayWorkerProc rank=[1] died unexpectedly, shutting down executor.",
     "RayWorkerProc rank=1 died unexpectedly, shutting down executor.",
     "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp",
+    "(Worker pid=3) ERROR 11-30 09:00:00 [multiproc_executor.py:700] WorkerProc failed to start.",
 ]
 
 

@@ -137,6 +137,17 @@ NODE_RULES = {
     "the same on loopback": ({"listeners": [gang.listener(30000, address="127.0.0.1")]}, ["port-held"], "127.0.0.1:30000"),
     "a process on Ray's port": ({"listeners": [gang.listener(6379, process="redis-server")]}, ["port-held"], "redis-server"),
     "a process on a port that Ray's parts get": ({"listeners": [gang.listener(6381)]}, ["port-held"], "*:6381"),
+    "a process that the user of the play may not look at": (
+        {"listeners": [gang.listener(30000, pid=None, process=None, user=None)], "effective_user": "dgx"},
+        ["port-held"],
+        "which user dgx may not look at; expected port 30000 to be free, or held by something that spark_stop names. "
+        "Remedy: let the play use sudo (spark_become: true)",
+    ),
+    "the same without a user to blame": (
+        {"listeners": [gang.listener(30000, pid=None, process=None, user=None)], "effective_user": "root"},
+        ["port-held"],
+        "process unknown process on *:30000; expected",
+    ),
     "a process on another port": ({"listeners": [gang.listener(8080)]}, [], ""),
     "a model of somebody on the GPU": (
         {"gpu": {"processes": [{"pid": 9, "name": "ollama", "memory_mib": 40000}]}},
@@ -274,6 +285,7 @@ EVERYWHERE = {
     "HF_HUB_CACHE": "/models/hub",
     "HF_HUB_OFFLINE": "1",
     "MASTER_ADDR": "192.168.200.12",
+    "NCCL_IB_DISABLE": "0",
     "NCCL_IB_HCA": "=rocep1s0f1:1",
     "NCCL_SOCKET_IFNAME": "=enp1s0f1np1",
     "NO_PROXY": "localhost,127.0.0.1,192.168.200.12,192.168.200.13",
@@ -285,9 +297,9 @@ EVERYWHERE = {
     "TP_SOCKET_IFNAME": "enp1s0f1np1",
     "TRANSFORMERS_OFFLINE": "1",
     "TRITON_CACHE_DIR": "/var/cache/kernels/triton",
-    "UCX_NET_DEVICES": "rocep1s0f1:1",
+    "UCX_NET_DEVICES": "enp1s0f1np1",
     "VLLM_CACHE_ROOT": "/var/cache/kernels/vllm",
-    "VLLM_ENGINE_READY_TIMEOUT_S": "4200",
+    "VLLM_ENGINE_READY_TIMEOUT_S": "86400",
     "VLLM_NO_USAGE_STATS": "1",
     "no_proxy": "localhost,127.0.0.1,192.168.200.12,192.168.200.13",
 }
@@ -318,8 +330,9 @@ def test_environment_never_pins_the_gid():
     assert "NCCL_IB_GID_INDEX" not in env_of()
 
 
-def test_engine_waits_longer_than_we_do():
-    assert env_of(ready_timeout=100)["VLLM_ENGINE_READY_TIMEOUT_S"] == "700"
+def test_engine_waits_longer_than_we_do_and_our_limit_changes_no_container():
+    assert int(env_of()["VLLM_ENGINE_READY_TIMEOUT_S"]) > 3600
+    assert containers(ready_timeout=100) == containers(ready_timeout=7200)
 
 
 # --- containers
@@ -485,6 +498,8 @@ def test_arguments(values, pair):
         ("--model", "spark_model"),
         ("--data-parallel-size", "not supported yet"),
         ("--api-key", "not supported yet"),
+        ("--api_key", "not supported yet"),
+        ("--max_model_len=4096", "spark_max_model_len"),
     ],
 )
 def test_arguments_that_have_a_variable_are_refused(argument, variable):

@@ -19,11 +19,12 @@ def test_the_reference_job_is_accepted():
     [
         (["spark_model", "spark_image"], []),
         (["spark_modle"], [("spark_modle", "did you mean spark_model?")]),
+        (["spark_x"], [("spark_x", "remove it, or prefix your own variables with something else")]),
         (
             ["spark_tensor_paralel", "spark_ai_port"],
             [("spark_ai_port", "spark_api_port"), ("spark_tensor_paralel", "spark_tensor_parallel")],
         ),
-        (["spark_proxy_jump_host"], [("spark_proxy_jump_host", "remove it")]),
+        (["spark_wifi_channel_zzzz"], [("spark_wifi_channel_zzzz", "remove it")]),
     ],
 )
 def test_unknown_inputs(given, expected):

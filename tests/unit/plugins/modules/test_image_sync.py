@@ -34,8 +34,8 @@ def image(ident: str, layer: str = "1", arch: str = ARCH, tags: t.Sequence[str] 
 
 # A docker that keeps its images in a JSON file. `pull` makes the image of pull.json appear; for a loopback name it first
 # fetches the manifest through the relay.
-DOCKER = """#!{python}
-import json, os, sys, urllib.request
+DOCKER = """#!{python} -IS
+import json, os, sys
 root, argv = "{root}", sys.argv[1:]
 with open(root + "/docker.log", "a") as log: log.write(" ".join(argv) + "\\n")
 path = root + "/images.json"
@@ -67,6 +67,7 @@ elif argv[0] == "pull":
     if os.path.exists(root + "/pull.stall"):
         import time; time.sleep(600)
     if argv[1].startswith("127.0.0.1:"):
+        import urllib.error, urllib.request
         host, token, rest = argv[1].split("/")
         url = "http://%s/v2/%s/app/manifests/%s" % (host, token, rest.split("@")[1])
         try: urllib.request.urlopen(url, timeout=10).read()

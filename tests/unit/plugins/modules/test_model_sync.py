@@ -210,7 +210,7 @@ def test_old_snapshot_stays_visible_when_the_copy_fails(bench: Bench) -> None:
     with bench.serving():
         bench.run()
     rows = [*MANIFEST[:3], row_of("m-2.safetensors", b"new")]
-    result = bench.run(manifest=rows, revision="b" * 40)
+    result = bench.run(manifest=rows, revision="b" * 40, stall_timeout=1)
     assert result["failed"] and bench.same()
     assert not (bench.folder / "snapshots" / ("b" * 40)).exists()
 

@@ -12,8 +12,8 @@ import yaml
 from ansible_collections.dgxspark.serving.plugins.action import serving_plan as action
 from ansible_collections.dgxspark.serving.plugins.modules import serving_plan as module
 
-DOCUMENTATION = yaml.safe_load(module.DOCUMENTATION)
-RETURN = yaml.safe_load(module.RETURN)
+DOCS = yaml.safe_load(module.DOCUMENTATION)
+RESULTS = yaml.safe_load(module.RETURN)
 
 
 def arguments_read(source):
@@ -35,22 +35,21 @@ def results_set(source):
             target = node.targets[0]
             if isinstance(target.value, ast.Name) and target.value.id == "result" and isinstance(target.slice, ast.Constant):
                 found.add(target.slice.value)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "update":
-            if isinstance(node.func.value, ast.Name) and node.func.value.id == "result":
-                found.update(keyword.arg for keyword in node.keywords)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "result.update":
+            found.update(keyword.arg for keyword in node.keywords)
     return found - {"changed", "failed", "msg", "diff", "warnings"}
 
 
 def test_documented_are_the_arguments_that_are_read():
-    assert set(DOCUMENTATION["options"]) == arguments_read(inspect.getsource(action))
+    assert set(DOCS["options"]) == arguments_read(inspect.getsource(action))
 
 
 def test_documented_are_the_results():
-    assert set(RETURN) == results_set(inspect.getsource(action))
+    assert set(RESULTS) == results_set(inspect.getsource(action))
 
 
 def test_rules_are_applied_by_default():
-    assert DOCUMENTATION["options"]["check"]["default"] is True
+    assert DOCS["options"]["check"]["default"] is True
 
 
 def test_readers_of_this_test():

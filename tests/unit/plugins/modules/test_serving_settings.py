@@ -11,20 +11,20 @@ import yaml
 from ansible_collections.dgxspark.serving.plugins.action import serving_settings as action
 from ansible_collections.dgxspark.serving.plugins.modules import serving_settings as module
 
-DOCUMENTATION = yaml.safe_load(module.DOCUMENTATION)
-RETURN = yaml.safe_load(module.RETURN)
+DOCS = yaml.safe_load(module.DOCUMENTATION)
+RESULTS = yaml.safe_load(module.RETURN)
 
 
 def test_it_has_no_arguments_and_reads_none():
     """Everything comes from the inventory."""
-    assert DOCUMENTATION["options"] == {} and "_task.args" not in inspect.getsource(action)
+    assert DOCS["options"] == {} and "_task.args" not in inspect.getsource(action)
 
 
 def test_documented_are_the_results():
     source = inspect.getsource(action)
-    assert set(RETURN) == {"settings", "gang", "peers", "problem"}
+    assert set(RESULTS) == {"settings", "gang", "peers", "problem"}
     assert "settings=_settings.resolve(settings), gang=gang, peers=peers" in source
 
 
 def test_the_sample_is_made_of_inputs():
-    assert set(RETURN["settings"]["sample"]) <= {name.removeprefix("spark_") for name in action.load_spec()}
+    assert set(RESULTS["settings"]["sample"]) <= {name.removeprefix("spark_") for name in action.load_spec()}

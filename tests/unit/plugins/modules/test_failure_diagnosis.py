@@ -1,0 +1,120 @@
+# Copyright (c) 2026 dgxspark.serving contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from ansible.module_utils.testing import patch_module_args
+
+from ansible_collections.dgxspark.serving.plugins.modules import failure_diagnosis as module
+
+
+def container(name, ident="a", running=True, code=0, finished="2026-11-30T09:05:00.5Z"):
+    """As ``docker inspect`` prints it."""
+    state = {
+        "Status": "running" if running else "exited",
+        "Running": running,
+        "ExitCode": code,
+        "StartedAt": "2026-11-30T09:00:00Z",
+        "FinishedAt": "0001-01-01T00:00:00Z" if running else finished,
+    }
+    return {"Id": ident * 64, "Name": f"/{name}", "State": state, "Config": {}, "HostConfig": {}, "RestartCount": 0}
+
+
+FLAG = "vllm: error: unrecognized arguments: --no-such-flag"
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """run(containers, logs, check=..., **arguments): the result of the whole module; ``containers`` None: Docker does not answer."""
+
+    def run(containers, logs=None, check=False, **arguments):
+        def docker(self, argv, **dummy):
+            command = argv[argv.index("docker") + 1 :]
+            if containers is None:
+                return 1, "", "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?"
+            if command[0] == "container":
+                found = [item for item in containers if item["Name"].lstrip("/") in command[2:]]
+                return (0 if len(found) == len(command) - 2 else 1), json.dumps(found), "No such container: x"
+            lines = (logs or {}).get(command[-1], [])
+            stamp = "2026-11-30T09:01:00.000000000Z " if "--timestamps" in command else ""
+            return 0, "".join(f"{stamp}{line}\n" for line in lines), ""
+
+        monkeypatch.setattr(module.AnsibleModule, "run_command", docker)
+        given = {"node": "spark-1", "directory": str(tmp_path / "failed"), **arguments, "_ansible_check_mode": check}
+        with patch_module_args(given), pytest.raises(SystemExit):
+            module.main()
+        return json.loads(capsys.readouterr().out)
+
+    return run
+
+
+KNOWN = {"spark-vllm": "a" * 64, "spark-ray": "a" * 64}
+
+
+@pytest.mark.parametrize(
+    ("containers", "known", "expected"),
+    [
+        ([], {}, False),
+        ([container("spark-vllm"), container("spark-ray")], KNOWN, False),
+        ([container("spark-vllm", "b"), container("spark-ray")], KNOWN, True),
+        ([container("spark-ray")], KNOWN, True),
+        ([container("spark-ray")], {}, True),
+        ([container("other")], {}, False),
+    ],
+)
+def test_touched(run, containers, known, expected):
+    assert run(containers, known=known)["touched"] is expected
+
+
+def test_nothing_ended(run):
+    result = run([container("spark-vllm"), container("spark-ray")])
+    assert result["ended"] == {} and [item["name"] for item in result["containers"]] == ["spark-vllm", "spark-ray"]
+
+
+def test_the_cause_stands_in_the_log_of_what_ended(run):
+    result = run([container("spark-vllm", running=False, code=2), container("spark-ray")], {"spark-vllm": ["start", FLAG]})
+    assert (result["ended"]["node"], result["ended"]["container"]) == ("spark-1", "spark-vllm")
+    assert result["ended"]["time"].startswith("2026-11-30T09:05:00.5")
+    assert result["ended"]["text"].startswith("spark-1: found container spark-vllm ")
+    assert (
+        "this vLLM does not accept its command line" in result["ended"]["text"]
+        and "Remedy: correct spark_vllm_args" in result["ended"]["text"]
+    )
+
+
+def test_what_ended_first_is_the_cause(run):
+    both = [
+        container("spark-vllm", running=False, code=1, finished="2026-11-30T09:05:02Z"),
+        container("spark-ray", running=False, code=137, finished="2026-11-30T09:05:01Z"),
+    ]
+    result = run(both, {"spark-vllm": [FLAG], "spark-ray": ["ray runtime started"]})
+    assert result["ended"]["container"] == "spark-ray" and "ray runtime started" in result["ended"]["text"]
+
+
+def test_killed_from_outside_is_not_blamed_on_an_unknown_exception(run):
+    killed = [container("spark-vllm", running=False, code=137)]
+    text = run(killed, {"spark-vllm": ["RuntimeError: survived"]})["ended"]["text"]
+    assert "its last lines: RuntimeError: survived" in text and "dmesg of spark-1" in text
+
+
+def test_logs_are_kept_for_root_alone(run, tmp_path):
+    result = run([container("spark-vllm", running=False, code=2)], {"spark-vllm": ["a", FLAG]})
+    path = tmp_path / "failed" / "spark-vllm.log"
+    assert result["changed"] and result["kept"] == [str(path)]
+    assert FLAG in path.read_text() and path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_check_mode_keeps_nothing(run, tmp_path):
+    result = run([container("spark-vllm")], check=True)
+    assert result["changed"] and result["kept"] and not (tmp_path / "failed").exists()
+
+
+def test_it_never_fails_itself(run, tmp_path):
+    result = run(None)
+    assert not result.get("failed") and "Cannot connect to the Docker daemon" in result["error"] and not result["touched"]
+    (tmp_path / "failed").write_text("a file where a directory should be")
+    result = run([container("spark-vllm")])
+    assert not result.get("failed") and result["error"]
