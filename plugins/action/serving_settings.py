@@ -63,7 +63,7 @@ class ActionModule(ActionBase):
 
     def _settings(self, variables: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
         """The inputs of one host, names without the prefix. Raises the first Problem, without a node."""
-        spec = load_spec()
+        spec = {**load_spec(), **(self._task.args.get("also") or {})}
         given = {name: self._templar.template(variables[name]) for name in variables if name.startswith(_settings.PREFIX)}
         given = {name: value for name, value in given.items() if value is not None}
         problems = _settings.unknown_inputs(given, spec)

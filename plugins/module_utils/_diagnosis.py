@@ -357,7 +357,7 @@ TABLE: tuple[Row, ...] = (
         r"RayWorkerProc rank=\[?(?P<rank>\d[\d, ]*)\]? died unexpectedly|Worker proc (?P<proc>\S+) died unexpectedly(?: \(exit "
         r"code: (?P<exit_code>-?\d+)\))?|Ray workers have not started successfully",
         "",
-        "a rank {rank}{proc} died",
+        "rank {rank}{proc} died",
         "look at the log of that rank's node",
         primary=False,
     ),

@@ -25,13 +25,27 @@ attributes:
     details: Nothing is changed.
   idempotent:
     support: full
-options: {}
+options:
+  also:
+    description:
+      - Further inputs that only this playbook reads, by their whole name (C(spark_output)), each with C(type), C(default) and the like as in an
+        argument specification. They are checked in the same way and returned in RV(settings).
+    type: dict
+    default: {}
 """
 
 EXAMPLES = r"""
 - name: Check the inputs
   dgxspark.serving.serving_settings:
   register: preflight_inputs
+
+- name: Check them with an input of this playbook
+  dgxspark.serving.serving_settings:
+    also:
+      spark_lines:
+        type: int
+        default: 100
+  register: logs_inputs
 """
 
 RETURN = r"""

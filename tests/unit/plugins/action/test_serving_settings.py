@@ -25,13 +25,13 @@ def run(monkeypatch):
     def template(value):
         return value.replace("{{ home }}", "/home/dgx") if isinstance(value, str) else value
 
-    def run(name="spark-1", shared=None, own=None):
+    def run(name="spark-1", shared=None, own=None, **arguments):
         hostvars = {}
         for host in HOSTS:
             values = {**GIVEN, "spark_fabric_address": gang.ADDRESSES[host], **(shared or {}), **(own or {}).get(host, {})}
             hostvars[host] = {key: value for key, value in values.items() if value is not None}
         plugin = serving_settings.ActionModule.__new__(serving_settings.ActionModule)
-        plugin._task = types.SimpleNamespace(args={})
+        plugin._task = types.SimpleNamespace(args=arguments)
         plugin._templar = types.SimpleNamespace(template=template)
         variables = {"groups": {"ray_head": ["spark-1"], "ray_workers": ["spark-2"]}, "hostvars": hostvars, "inventory_hostname": name}
         return plugin.run(None, {**hostvars[name], **variables})
@@ -112,3 +112,25 @@ def test_the_specification_is_that_of_the_role():
     assert set(spec) == set(gang.options())
     assert all("description" not in option for option in spec.values())
     assert spec["spark_stop"]["apply_defaults"] is True and spec["spark_stop"]["options"]["units"]["elements"] == "str"
+
+
+ALSO = {"spark_output": {"type": "str", "choices": ["table", "json"], "default": "table"}, "spark_lines": {"type": "int", "default": 100}}
+
+
+def test_inputs_of_one_playbook(run):
+    settings = run(shared={"spark_lines": "7"}, also=ALSO)["settings"]
+    assert (settings["output"], settings["lines"], settings["model"]) == ("table", 7, gang.MODEL)
+    assert run(shared={"spark_lines": "7"})["failed"]
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({"spark_output": "yaml"}, "spark_output"),
+        ({"spark_lines": "many"}, "spark_lines"),
+        ({"spark_ouput": "json"}, "did you mean spark_output?"),
+    ],
+)
+def test_inputs_of_one_playbook_are_checked(run, given, found):
+    result = run(shared=given, also=ALSO)
+    assert result["failed"] and found in result["msg"]

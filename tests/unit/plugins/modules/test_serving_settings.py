@@ -15,9 +15,10 @@ DOCS = yaml.safe_load(module.DOCUMENTATION)
 RESULTS = yaml.safe_load(module.RETURN)
 
 
-def test_it_has_no_arguments_and_reads_none():
-    """Everything comes from the inventory."""
-    assert DOCS["options"] == {} and "_task.args" not in inspect.getsource(action)
+def test_its_one_argument_widens_the_inputs():
+    """Everything else comes from the inventory."""
+    source = inspect.getsource(action)
+    assert list(DOCS["options"]) == ["also"] and source.count("_task.args") == source.count('_task.args.get("also")') == 1
 
 
 def test_documented_are_the_results():
