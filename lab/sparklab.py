@@ -602,8 +602,8 @@ def write_inventory(lab: Lab, image: str) -> None:
     (target / "hosts.yml").write_text("# Written by lab/lab up.\n" + json.dumps(hosts, indent=2) + "\n", encoding="utf-8")
     template = (HERE / "inventory.yml").read_text(encoding="utf-8")
     values = {
-        "CONTROL": f"~/.ansible/cp/{lab.name}", "FABRIC": str(lab.fabric), "IMAGE": image, "MODEL": MODEL, "HUB": f"http://{lab.gateway}:8080", "TP": str(lab.nodes),
-        "API": f"http://127.0.0.1:{lab.api_port}",
+        "CONTROL": f"~/.ansible/cp/{lab.name}", "FABRIC": str(lab.fabric), "IMAGE": image, "MODEL": MODEL, "HUB": f"http://{lab.gateway}:8080",
+        "TP": str(lab.nodes), "API": f"http://127.0.0.1:{lab.api_port}",
     }  # fmt: skip
     for key, value in values.items():
         template = template.replace(f'"@{key}@"', value)

@@ -25,8 +25,8 @@ HEAD, WORKER = "spark-1", "spark-2"
 NODES = {HEAD: "192.168.200.12", WORKER: "192.168.200.13"}
 OLD = "glm-sglang"
 OURS = ("spark-ray", "spark-vllm")
+NAME = os.environ.get("SPARKLAB_NAME") or "sparklab"
 STATE = "/var/lib/dgxspark-serving"
-LAST = ROOT / ".cache" / "molecule"
 
 
 def settings() -> dict[str, t.Any]:
@@ -94,7 +94,7 @@ def site(
 def on(node: str, *argv: str, check: bool = True, timeout: float = 120) -> str:
     """Runs a command as root on a node, not over its network, so that it also works when that is broken."""
     done = subprocess.run(
-        ["docker", "exec", f"sparklab-{node}", *argv],
+        ["docker", "exec", f"{NAME}-{node}", *argv],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, check=False,
     )  # fmt: skip
     if check:
@@ -108,7 +108,7 @@ def shell(node: str, script: str, check: bool = True, timeout: float = 120) -> s
 
 def services(script: str) -> None:
     """Runs a script where the lab's registry and hub are."""
-    subprocess.run(["docker", "exec", "sparklab-services", "sh", "-c", script], check=True, timeout=60, stdin=subprocess.DEVNULL)
+    subprocess.run(["docker", "exec", f"{NAME}-services", "sh", "-c", script], check=True, timeout=60, stdin=subprocess.DEVNULL)
 
 
 def inspect(node: str, *names: str) -> list[dict[str, t.Any]]:

@@ -207,6 +207,22 @@ TABLE: tuple[Row, ...] = (
         "choose an image whose vLLM and transformers know the model",
     ),
     Row(
+        "VLL-22",
+        r"User-specified max_model_len \((?P<max_model_len>\d+)\) is greater than the derived max_model_len "
+        r"\((?P<limit_name>\w+)=(?P<limit>\d+)",
+        "container",
+        "max_model_len {max_model_len} is more than the model's {limit_name} {limit}",
+        "lower spark_max_model_len to what the model supports, or leave it 0",
+    ),
+    Row(
+        "VLL-22",
+        # pydantic: the line with the exception's name says nothing, the reason stands on the next one.
+        r"^\s*Value error, (?P<message>[^\[]+?)(?: \[type=|$)",
+        "container",
+        "vLLM refuses its configuration: {message}",
+        "correct spark_vllm_args or the spark_ variable behind the value",
+    ),
+    Row(
         "VLL-03",
         r"(?:vllm|api_server)[^:]*: error: (?P<message>.*(?:unrecognized arguments|invalid choice|expected|required|argument ).*)",
         "container",

@@ -457,12 +457,11 @@ def variable_for(flag: str) -> str:
 
 
 def running_as_planned(node: dict[str, t.Any], definition: dict[str, t.Any]) -> bool:
-    """True if the node runs exactly this container: same definition, same image, running."""
+    """True if the node runs exactly this container: same definition, same image, running (a paused one does not)."""
     for container in node["containers"]:
         if container["name"] == definition["name"]:
-            return (
-                bool(container["running"]) and container["labels"].get(f"{LABEL}.definition") == definition["labels"][f"{LABEL}.definition"]
-            )
+            runs = container["running"] and container.get("state", "running") == "running"
+            return bool(runs) and container["labels"].get(f"{LABEL}.definition") == definition["labels"][f"{LABEL}.definition"]
     return False
 
 

@@ -199,3 +199,8 @@ class TestAfterTheDownload:
             run = spark.site("--tags", "model", spark_model_cache=cache)
         spark.on("spark-1", "rm", "-rf", cache)
         spark.refused(run, "spark-2", f"free at {cache}", "at least", "sparklab/tiny-qwen3", "free space")
+
+    def test_an_argument_that_this_vllm_does_not_have(self) -> None:
+        """Asked from inside the image, before the old service is stopped."""
+        run = spark.site(spark_vllm_args=["--enforce-eagr", "--max-num-seqs", "many"])
+        spark.refused(run, "spark-1", "--enforce-eagr", "--enforce-eager", "--max-num-seqs", "spark_vllm_args")

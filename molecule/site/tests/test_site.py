@@ -11,7 +11,8 @@ import pytest
 import spark
 from testinfra.host import Host
 
-testinfra_hosts = ["ansible://sparks"]
+# Not ansible://sparks: testinfra hands the inventory's ssh arguments, which name a file beside it, to ssh as they stand.
+testinfra_hosts = [f"ssh://{node}?ssh_config={spark.LAB}/.ssh/config" for node in spark.NODES]
 
 
 def container(host: Host, name: str) -> dict[str, t.Any]:
@@ -112,11 +113,11 @@ def test_environment(host: Host, ours: list[dict[str, t.Any]], address: str) -> 
         "HF_HUB_CACHE": "/models/hub",
         "NO_PROXY": "localhost,127.0.0.1,192.168.200.12,192.168.200.13",
         "no_proxy": "localhost,127.0.0.1,192.168.200.12,192.168.200.13",
-        "VLLM_ENGINE_READY_TIMEOUT_S": "1200",
     }
     for found in ours:
         env = environment(found)
         assert {key: env.get(key) for key in both} == both
+        assert int(env["VLLM_ENGINE_READY_TIMEOUT_S"]) > spark.settings()["spark_ready_timeout"]
         assert [key for key, value in env.items() if value == ""] == []
         assert [key for key, value in env.items() if "eth0" in value] == []
         assert [key for key in env if key in ("NCCL_IB_GID_INDEX", "NCCL_IB_HCA", "HF_TOKEN", "VLLM_API_KEY")] == []
@@ -132,7 +133,9 @@ def test_the_image_has_something_to_leak(host: Host) -> None:
 
 
 def test_both_nodes_hold_the_same_image_and_model() -> None:
-    tree = "cd /home/spark/.cache/huggingface/hub && find . -type f -path '*/blobs/*' -exec sha256sum {} + | sort"
+    tree = (
+        "cd /home/spark/.cache/huggingface/hub/models--sparklab--tiny-qwen3 && find . -type f -path '*/blobs/*' -exec sha256sum {} + | sort"
+    )
     assert spark.shell("spark-1", tree) == spark.shell("spark-2", tree)
     layers = ["docker", "image", "inspect", "-f", "{{json .RootFS.Layers}}", spark.settings()["spark_image"]]
     assert spark.on("spark-1", *layers) == spark.on("spark-2", *layers)

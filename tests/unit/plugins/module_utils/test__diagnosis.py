@@ -116,6 +116,22 @@ LINES = [
         "NCL-01",
         {"error": "110 Connection timed out"},
     ),
+    (
+        "  Value error, User-specified max_model_len (200000) is greater than the derived max_model_len (max_position_embeddings=2048.0 or "
+        "model_max_length=None in model's config.json). To allow overriding this maximum, set the env var",
+        "VLL-22",
+        {"max_model_len": "200000", "limit": "2048"},
+    ),
+    (
+        "  Value error, Total number of attention heads (6) must be divisible by tensor parallel size (4). [type=value_error, input_value=ArgsKwargs(()",
+        "VLL-04",
+        {},
+    ),
+    (
+        "  Value error, max_num_batched_tokens (16) is smaller than max_num_seqs (128). [type=value_error, input_value=ArgsKwargs(()",
+        "VLL-22",
+        {"message": "max_num_batched_tokens (16) is smaller than max_num_seqs (128)."},
+    ),
     ("OSError: [Errno 98] Address already in use", "VLL-07", {}),
     ("TimeoutError: Timed out waiting for engine core processes to start. This is often caused by slow weight loading", "RDY-01", {}),
     ("TimeoutError: RPC call to sample_tokens timed out.", "RDY-08", {"call": "sample_tokens"}),
