@@ -130,6 +130,13 @@ def identities() -> dict[str, str]:
     return {node: shell(node, f"docker ps -aq | xargs -r docker inspect -f '{form}' | sort") for node in NODES}
 
 
+def births() -> dict[str, str]:
+    """Id and start of every container, whatever its state: a server that lost a rank ends by itself, and nobody has touched it."""
+    return {
+        node: shell(node, "docker ps -aq | xargs -r docker inspect -f '{{.Name}} {{.Id}} {{.State.StartedAt}}' | sort") for node in NODES
+    }
+
+
 def ours() -> dict[str, str]:
     """The same of the containers of the collection only."""
     form = "{{.Name}} {{.Id}} {{.State.StartedAt}} {{.RestartCount}}"

@@ -33,11 +33,11 @@ def test_preflight_alone_changes_nothing() -> None:
 
 def test_check_mode_tells_a_repair_and_does_not_do_it() -> None:
     spark.on("spark-2", "docker", "rm", "-f", "spark-ray")
-    before = spark.identities()
+    before = spark.births()
     run = spark.site("--tags", "ray,verify", "--check", "--diff")
     assert run.rc == 0
     assert "spark-2: would create container spark-ray" in run.text
-    assert spark.identities() == before
+    assert spark.births() == before
 
 
 def test_ray_without_its_worker_is_restored_and_the_answer_too() -> None:
