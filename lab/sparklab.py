@@ -549,15 +549,11 @@ def ensure_nodes(lab: Lab, image: str) -> list[str]:
         for node in lab.node_names()
         if ensure_running(lab, lab.container(node), wanted[node], lambda node=node: create_node(lab, node, image, wanted[node]))
     ]
-    if created:
-        with step(f"booting {', '.join(created)}"):
-            for node in lab.node_names():
-                wait_node(lab, node)
-            for node in created:
-                ensure_old_service(lab, node)
-    else:
+    with step(f"booting {', '.join(created)}") if created else contextlib.nullcontext():
         for node in lab.node_names():
             wait_node(lab, node)
+        for node in lab.node_names():  # all of them: an interrupted "up" may have left one without
+            ensure_old_service(lab, node)
     return created
 
 
@@ -670,7 +666,8 @@ def purge(lab: Lab) -> None:
         shutil.rmtree(path)
 
 
-def status(lab: Lab) -> None:
+def status(lab: Lab) -> int:
+    """Prints the containers of the lab; 0 when there are any, else 3."""
     rows = [("container", "state", "since", "addresses")]
     for container in labelled(lab, "container"):
         state = container_state(container)
@@ -680,23 +677,23 @@ def status(lab: Lab) -> None:
         rows.append((state["Name"].lstrip("/"), state["State"]["Status"], state["State"]["StartedAt"][:19], " ".join(addresses)))
     if len(rows) == 1:
         print(f"no lab '{lab.name}' here; 'make lab' makes one")
-        return
+        return 3
     widths = [max(len(row[i]) for row in rows) for i in range(4)]
     for row in [rows[0], *sorted(rows[1:])]:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    return 0
 
 
 def main(argv: list[str]) -> int:
-    commands = {"up": up, "down": down, "status": status, "purge": purge}
+    commands: dict[str, t.Callable[[Lab], int | None]] = {"up": up, "down": down, "status": status, "purge": purge}
     if len(argv) != 2 or argv[1] not in commands:
         print(f"usage: lab {'|'.join(commands)}", file=sys.stderr)
         return 64
     try:
-        commands[argv[1]](Lab(os.environ))
+        return commands[argv[1]](Lab(os.environ)) or 0
     except LabError as exc:
         print(f"lab: error: {exc}", file=sys.stderr)
         return 1
-    return 0
 
 
 if __name__ == "__main__":

@@ -125,7 +125,7 @@ class ActionModule(ActionBase):
                 "serving_info",
                 variables,
                 node=name,
-                url=f"http://127.0.0.1:{settings['api_port']}",
+                url=settings.get("api_local_url") or f"http://127.0.0.1:{settings['api_port']}",
                 ray_address=f"{settings['fabric_address']}:{settings['ray_port']}",
             )
             found["server"] = answer.get("server")

@@ -197,6 +197,14 @@ def node_problems(settings: dict[str, t.Any], member: dict[str, t.Any]) -> list[
             f"spark_gpus_per_node {settings['gpus_per_node']}",
             "correct spark_gpus_per_node, or look at nvidia-smi on the node",
         )
+    for container in node["containers"]:
+        if container["name"] in (RAY, VLLM) and not _tenants.is_own(container, LABEL):
+            refuse(
+                "name-taken",
+                f"a container {container['name']} that this collection did not make",
+                "this name to be free",
+                f"docker rename {container['name']} old-{container['name']}, or remove it",
+            )
     for claim in node_claims(settings, member):
         if claim["action"] == "refuse":
             problem = _tenants.refusal([claim], name)

@@ -61,7 +61,7 @@ def value_problems(settings: dict[str, t.Any]) -> list[Problem]:
             refuse("ulimits", "entries such as memlock:-1:-1 or nofile:65536:65536")
             break
     for key, value in settings["env"].items():
-        if re.search(r"TOKEN|SECRET|PASSWORD|API_KEY", str(key)):
+        if re.search(r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|API_KEY)$", str(key).upper()):
             refuse_secret = Problem(
                 "input",
                 stage="inputs",
@@ -94,4 +94,6 @@ def plain(text: str) -> str:
 
 def resolve(settings: dict[str, t.Any]) -> dict[str, t.Any]:
     """Fills what depends on another input."""
-    return {**settings, "served_model_name": settings["served_model_name"] or settings["model"]}
+    everywhere = settings["api_host"] in ("0.0.0.0", "::", "localhost", "")
+    url = f"http://{'127.0.0.1' if everywhere else settings['api_host']}:{settings['api_port']}"
+    return {**settings, "served_model_name": settings["served_model_name"] or settings["model"], "api_local_url": url}

@@ -197,7 +197,9 @@ def _claim_gpu(node: t.Mapping[str, t.Any], running: list[dict[str, t.Any]], all
             out.add("unit", unit_name(unit), "stop", reason, **found)
         elif unit and unit.endswith(".service") and not unit.startswith(("user@", "docker.", "containerd.", "ssh")):
             out.add("unit", unit, "refuse", reason, **found)
-        elif not owners_known:  # else it is (as far as can be seen) part of what is stopped or ours; the stop proves it afterwards
+        elif not owners_known or process.get("user"):
+            # Its owner is known: then its control group was read, and no container and no unit matched. Else it is taken for a part of what is
+            # stopped or ours.
             out.add("process", str(process.get("name") or "unknown process"), "refuse", reason, **found)
 
 

@@ -356,6 +356,9 @@ class HfSnapshot:
         except OSError as exc:
             remedy = "create it with mode 0600, or correct spark_hf_token_file"
             raise self.problem("hub-token", f"token file {path}: {exc.strerror}", "a readable file with a token", remedy) from exc
+        if not self.token:
+            remedy = "write the token into it, or unset spark_hf_token_file"
+            raise self.problem("hub-token", f"token file {path} is empty", "a token", remedy)
         self.module.no_log_values.add(self.token)
         if os.stat(path).st_mode & 0o077:
             self.module.warn(f"{path} is readable by other users: chmod 0600 it")

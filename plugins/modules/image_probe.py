@@ -256,7 +256,7 @@ class ImageProbe:
             raise self.problem("input", str(exc), "source:target:mode", "correct volumes") from exc
         for volume in [v for v in self.mounted if v.read_only and v.source.startswith("/") and not os.path.exists(v.source)]:
             self.mounted.remove(volume)
-            if not self.module.check_mode:
+            if self.model and not self.module.check_mode:
                 remedy = "run the stages model and sync first (--tags model,sync)"
                 raise self.problem("MOD-01", f"no directory {volume.source}", "the directory with the model", remedy)
         if self.model and self.module.check_mode and not self.there(self.model):

@@ -158,6 +158,18 @@ NODE_RULES = {
 }
 
 
+@pytest.mark.parametrize("name", ["spark-ray", "spark-vllm"])
+@pytest.mark.parametrize("state", ["running", "exited"])
+def test_a_container_of_our_name_that_is_not_ours(name, state):
+    """It would be removed to make room: never without asking."""
+    found = {"name": name, "id": "f" * 64, "image": "x", "state": state, "running": state == "running", "labels": {}, "ports": [], "pid": 0}
+    problems = _plan.node_problems(gang.settings(), gang.member(facts=gang.node(containers=[found])))
+    assert told(problems) == [("name-taken", "spark-1")]
+    assert f"docker rename {name}" in problems[0].remedy
+    own = {**found, "labels": {"dgxspark.serving": "1"}}
+    assert _plan.node_problems(gang.settings(), gang.member(facts=gang.node(containers=[own]))) == []
+
+
 @pytest.mark.parametrize("case", NODE_RULES)
 def test_node(case):
     facts, expected, words = NODE_RULES[case]

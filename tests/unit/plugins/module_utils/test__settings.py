@@ -92,11 +92,29 @@ def test_refused(name, value, expected):
     assert (problems[0].id, problems[0].stage) == ("input", "inputs")
 
 
-@pytest.mark.parametrize("key", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "VLLM_API_KEY", "DB_PASSWORD", "MY_SECRET"])
+@pytest.mark.parametrize("key", ["HF_TOKEN", "hf_token", "HUGGING_FACE_HUB_TOKEN", "VLLM_API_KEY", "DB_PASSWORD", "MY_SECRET"])
 def test_secrets_do_not_belong_in_the_environment(key):
     problems = _settings.value_problems(gang.settings(env={key: "hf_abcdef"}))
     assert [problem.found for problem in problems] == [f"{key} in spark_env"]
     assert "hf_abcdef" not in problems[0].msg and "spark_hf_token_file" in problems[0].remedy
+
+
+@pytest.mark.parametrize("key", ["TOKENIZERS_PARALLELISM", "VLLM_MAX_TOKENS_PER_EXPERT", "PASSWORDLESS"])
+def test_names_that_only_resemble_a_secret_are_taken(key):
+    assert _settings.value_problems(gang.settings(env={key: "1"})) == []
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("0.0.0.0", "http://127.0.0.1:30000"),
+        ("::", "http://127.0.0.1:30000"),
+        ("127.0.0.1", "http://127.0.0.1:30000"),
+        ("10.1.230.180", "http://10.1.230.180:30000"),
+    ],
+)
+def test_the_server_is_asked_where_it_listens(host, url):
+    assert _settings.resolve(gang.settings(api_host=host))["api_local_url"] == url
 
 
 @pytest.mark.parametrize(("key", "value"), [("GLOO_SOCKET_IFNAME", "=enp1s0f1np1"), ("TP_SOCKET_IFNAME", "^docker0")])

@@ -143,6 +143,15 @@ CASES = {
         {"containers": ["sglang"]},
         [("container", "sglang", "stop", None)],
     ),
+    "a GPU process of somebody else beside what is stopped": (
+        {
+            "containers": [container("sglang", gpu=True)],
+            "listeners": [],
+            "gpu": {"processes": [{"pid": 9, "name": "python3", "memory_mib": 40000, "user": "anna", "container": None, "unit": None}]},
+        },
+        {"containers": ["sglang"]},
+        [("process", "python3", "refuse", None), ("container", "sglang", "stop", None)],
+    ),
 }
 
 

@@ -229,6 +229,16 @@ def test_the_token_is_used_and_never_shown(bench: Bench, tmp_path: Path, monkeyp
     assert [name for name in os.listdir(hf_snapshot.RUN_DIR) if not name.endswith(".lock")] == []
 
 
+def test_an_empty_token_file(bench: Bench, tmp_path: Path) -> None:
+    """An empty string among the values to hide would garble the whole result."""
+    token = tmp_path / "empty-token"
+    token.write_text("\n")
+    token.chmod(0o600)
+    failed = bench.run(token_file=str(token))
+    assert failed["failed"] and failed["problem"]["id"] == "hub-token"
+    assert f"token file {token} is empty" in failed["msg"]
+
+
 def test_a_stall_is_ended_and_tried_without_xet(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STUB_STALL_WITH_XET", "1")
     result = bench.run(stall_timeout=2, retries=1)

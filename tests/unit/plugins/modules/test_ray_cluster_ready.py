@@ -134,6 +134,21 @@ def module(monkeypatch, run, check):
     return caught.value.args[0]
 
 
+def test_one_slow_answer_is_no_broken_cluster(monkeypatch):
+    """Callers replace a cluster that is not ready, so the look of a run that has nothing to do must not give up at once."""
+    monkeypatch.setattr(ray_cluster_ready, "clock", lambda total, interval: iter([0.0, 0.1, 0.2]))
+    run = FakeRun([{"error": "timed out"}, TABLE])
+    assert module(monkeypatch, run, True)["ready"] is True
+    assert len(run.execs) == 2
+
+
+def test_a_docker_that_does_not_answer_is_a_failure_also_in_check_mode(monkeypatch):
+    def run(argv, timeout=30, data=None):
+        return 1, "", "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?"
+
+    assert module(monkeypatch, run, True)["failed"] is True
+
+
 @pytest.mark.parametrize(
     ("run", "check", "ready", "failed"),
     [
