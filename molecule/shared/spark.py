@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import os
 import re
@@ -22,7 +23,10 @@ ROOT = Path(__file__).resolve().parents[2]
 LAB = ROOT / "inventory" / "lab"
 SITE = ROOT / "playbooks" / "site.yml"
 HEAD, WORKER = "spark-1", "spark-2"
-NODES = {HEAD: "192.168.200.12", WORKER: "192.168.200.13"}
+# As lab/sparklab.py gives addresses: the scenarios run on any lab, also one beside the usual one.
+FABRIC = ipaddress.ip_network(os.environ.get("SPARKLAB_FABRIC") or "192.168.200.0/24")
+NODES = {HEAD: str(FABRIC[12]), WORKER: str(FABRIC[13])}
+GATEWAY = str(ipaddress.ip_network(os.environ.get("SPARKLAB_MGMT") or "10.1.230.0/24")[2])
 OLD = "glm-sglang"
 OURS = ("spark-ray", "spark-vllm")
 NAME = os.environ.get("SPARKLAB_NAME") or "sparklab"

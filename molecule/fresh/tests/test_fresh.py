@@ -60,7 +60,12 @@ def test_the_diff_shows_the_containers(observed: tuple[dict[str, str], spark.Run
     output = observed[1].output
     for name in ("spark-1: spark-ray", "spark-2: spark-ray", "spark-1: spark-vllm"):
         assert f"+++ after: {name} as planned" in output
-    for line in ("+privileged: false", "+restart_policy: 'no'", "+pid_mode: container:spark-ray", "+  VLLM_HOST_IP: 192.168.200.13"):
+    for line in (
+        "+privileged: false",
+        "+restart_policy: 'no'",
+        "+pid_mode: container:spark-ray",
+        f"+  VLLM_HOST_IP: {spark.NODES[spark.WORKER]}",
+    ):
         assert line in output
 
 

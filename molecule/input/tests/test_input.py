@@ -41,22 +41,26 @@ class TestFabric:
         inventory = hosts(tmp_path, spark_1={"spark_fabric_address": "192.168.77.12"}, spark_2={"spark_fabric_address": "192.168.77.13"})
         run = spark.site(inventory=inventory, spark_fabric_subnet="192.168.77.0/24")
         spark.refused(
-            run, ["spark-1", "spark-2"], "192.168.77.0/24", f"{FABRIC}: IPv4 in another subnet: 192.168.200.1", "spark_fabric_subnet"
+            run,
+            ["spark-1", "spark-2"],
+            "192.168.77.0/24",
+            f"{FABRIC}: IPv4 in another subnet: {spark.FABRIC[1].exploded[:-1]}",
+            "spark_fabric_subnet",
         )
 
     def test_two_interfaces_have_the_subnet(self) -> None:
-        with spark.undone("spark-2", f"ip addr add 192.168.200.113/24 dev {TWIN}", f"ip addr del 192.168.200.113/24 dev {TWIN}"):
+        with spark.undone("spark-2", f"ip addr add {spark.FABRIC[113]}/24 dev {TWIN}", f"ip addr del {spark.FABRIC[113]}/24 dev {TWIN}"):
             run = spark.site()
-        spark.refused(run, "spark-2", "192.168.200.0/24", FABRIC, TWIN)
+        spark.refused(run, "spark-2", str(spark.FABRIC), FABRIC, TWIN)
 
     def test_the_worker_cannot_be_reached(self) -> None:
         with spark.undone("spark-2", f"ip link set {FABRIC} down", f"ip link set {FABRIC} up"):
             run = spark.site(new_connections=True)
-        spark.refused(run, "spark-2", "192.168.200.13", "through spark-1", "cable")
+        spark.refused(run, "spark-2", spark.NODES[spark.WORKER], "through spark-1", "cable")
 
     def test_an_address_that_is_another_nodes(self, tmp_path: Path) -> None:
-        run = spark.site(inventory=hosts(tmp_path, spark_2={"spark_fabric_address": "192.168.200.12"}))
-        spark.refused(run, "spark-2", "192.168.200.12", "spark_fabric_address")
+        run = spark.site(inventory=hosts(tmp_path, spark_2={"spark_fabric_address": spark.NODES[spark.HEAD]}))
+        spark.refused(run, "spark-2", spark.NODES[spark.HEAD], "spark_fabric_address")
 
 
 class TestDocker:
@@ -177,12 +181,12 @@ class TestModel:
 
 class TestImage:
     def test_unknown_to_the_registry(self) -> None:
-        run = spark.site(spark_image="10.1.230.2:5000/sparklab/no-such-image:1")
-        spark.refused(run, "spark-1", "10.1.230.2:5000/sparklab/no-such-image:1", "registry", "spark_image")
+        run = spark.site(spark_image=f"{spark.GATEWAY}:5000/sparklab/no-such-image:1")
+        spark.refused(run, "spark-1", f"{spark.GATEWAY}:5000/sparklab/no-such-image:1", "registry", "spark_image")
 
     def test_registry_that_does_not_answer(self) -> None:
-        run = spark.site(spark_image="10.1.230.2:5999/sparklab/vllm:1")
-        spark.refused(run, "spark-1", "10.1.230.2:5999/sparklab/vllm:1")
+        run = spark.site(spark_image=f"{spark.GATEWAY}:5999/sparklab/vllm:1")
+        spark.refused(run, "spark-1", f"{spark.GATEWAY}:5999/sparklab/vllm:1")
 
 
 class TestAfterTheDownload:

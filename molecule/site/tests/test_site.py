@@ -45,7 +45,7 @@ def test_ray_lists_the_fabric_addresses(host: Host) -> None:
     if name_of(host) == spark.HEAD:
         assert "enP7s7" in host.check_output("ip -4 route show default")
         assert host.check_output("getent ahostsv4 spark-1").startswith("127.0.1.1")
-    assert spark.ray_nodes() == [["192.168.200.12", 1.0], ["192.168.200.13", 1.0]]
+    assert spark.ray_nodes() == [[address, 1.0] for address in spark.NODES.values()]
 
 
 def test_the_old_service_is_stopped(host: Host) -> None:
@@ -100,7 +100,7 @@ def test_the_model_is_mounted_read_only(ours: list[dict[str, t.Any]]) -> None:
 def test_environment(host: Host, ours: list[dict[str, t.Any]], address: str) -> None:
     both = {
         "VLLM_HOST_IP": address,
-        "MASTER_ADDR": "192.168.200.12",
+        "MASTER_ADDR": spark.NODES[spark.HEAD],
         "RAY_NODE_IP_ADDRESS": address,
         "NCCL_SOCKET_IFNAME": "=enp1s0f1np1",
         "GLOO_SOCKET_IFNAME": "enp1s0f1np1",
@@ -111,8 +111,8 @@ def test_environment(host: Host, ours: list[dict[str, t.Any]], address: str) -> 
         "RAY_memory_monitor_refresh_ms": "0",
         "HF_HUB_OFFLINE": "1",
         "HF_HUB_CACHE": "/models/hub",
-        "NO_PROXY": "localhost,127.0.0.1,192.168.200.12,192.168.200.13",
-        "no_proxy": "localhost,127.0.0.1,192.168.200.12,192.168.200.13",
+        "NO_PROXY": ",".join(["localhost", "127.0.0.1", *spark.NODES.values()]),
+        "no_proxy": ",".join(["localhost", "127.0.0.1", *spark.NODES.values()]),
     }
     for found in ours:
         env = environment(found)
@@ -122,7 +122,7 @@ def test_environment(host: Host, ours: list[dict[str, t.Any]], address: str) -> 
         assert [key for key, value in env.items() if "eth0" in value] == []
         assert [key for key in env if key in ("NCCL_IB_GID_INDEX", "NCCL_IB_HCA", "HF_TOKEN", "VLLM_API_KEY")] == []
     servers = [environment(found).get("RAY_ADDRESS") for found in ours]
-    assert servers == [None, "192.168.200.12:6379"][: len(ours)]
+    assert servers == [None, f"{spark.NODES[spark.HEAD]}:6379"][: len(ours)]
 
 
 def test_the_image_has_something_to_leak(host: Host) -> None:

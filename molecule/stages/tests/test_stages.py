@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import spark
 
-ADDRESSES = [["192.168.200.12", 1.0], ["192.168.200.13", 1.0]]
+ADDRESSES = [[address, 1.0] for address in spark.NODES.values()]
 
 
 def serves() -> None:
