@@ -33,7 +33,7 @@ class ActionModule(ActionBase):
                 self._refuse(settings, members, name)
             plan = _plan.serving_plan(settings, members, arguments.get("image_fingerprint") or "", arguments.get("revision") or "")
             if arguments.get("warn") and plan["head"] == name:
-                result["warnings"] = _plan.fabric_warnings(members)
+                result["warnings"] = _plan.fabric_warnings(members, settings)
             if arguments.get("show"):
                 self._show(result, plan, members, name, arguments["show"])
             if arguments.get("outline"):
@@ -67,7 +67,7 @@ class ActionModule(ActionBase):
         me = next((m for m in members if m["name"] == name), None)
         problems = _plan.node_problems(settings, me) if me else []
         if me and me["head"]:
-            problems += _plan.input_problems(settings, members) + _plan.gang_problems(members)
+            problems += _plan.input_problems(settings, members) + _plan.gang_problems(members, settings.get("gid_index") or "")
             problem = _plan.heads_problem(settings, (me["node"].get("snapshot") or {}).get("config"))
             problems += [problem] if problem else []
         if problems:

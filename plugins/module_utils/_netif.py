@@ -252,9 +252,18 @@ def are_twins(one: Interface, other: Interface) -> bool:
     return one.name != other.name and port_key(one) is not None and port_key(one) == port_key(other)
 
 
+def port_number(item: Interface) -> int | None:
+    """Number of the physical port on its card (the PCI function, which is the last digit of rocep1s0f1); None where it is not known."""
+    if item.pci:
+        return int(item.pci[1][-1])
+    match = re.search(r"f(\d+)(?:np\d+)?$", item.name)
+    return int(match.group(1)) if match and not item.device else None
+
+
 def is_fast(item: Interface, has_rdma: bool) -> bool:
-    """A port that a fabric may be meant for: hardware, not Wi-Fi, and RDMA-capable or 25 Gb/s and more."""
-    return not item.wireless and (has_rdma or (item.hardware and (item.speed or 0) >= FAST_MBIT))
+    """A port that a fabric may be meant for: not Wi-Fi, and RDMA-capable or 25 Gb/s and more (hardware, or a bond or VLAN upon it)."""
+    wire = item.hardware or item.kind in ("bond", "team", "vlan", "macvlan")
+    return not item.wireless and (has_rdma or (wire and (item.speed or 0) >= FAST_MBIT))
 
 
 @dataclasses.dataclass(frozen=True)

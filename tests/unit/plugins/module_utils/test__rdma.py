@@ -7,7 +7,7 @@ import pytest
 
 from ansible_collections.dgxspark.serving.plugins.module_utils import _rdma
 from ansible_collections.dgxspark.serving.plugins.module_utils._netif import Address, Interface
-from ansible_collections.dgxspark.serving.tests.unit.fixtures.netif import shapes
+from ansible_collections.dgxspark.serving.tests.unit.fixtures.fabric import shapes
 
 
 def node(shape, tmp_path):
