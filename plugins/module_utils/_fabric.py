@@ -472,7 +472,8 @@ def find_rails(view: View, item: Interface, net: Network, warnings: list[str]) -
         others += sorted(there, key=pci_order)
     why = unusable(view.hca[item.name], item, allow)
     if why:
-        others = [other for other in others if not unusable(view.hca[other.name], other, allow)]
+        # No two nodes of a ring have the same subnets: the order of the devices is what they have in common.
+        others = sorted((other for other in others if not unusable(view.hca[other.name], other, allow)), key=pci_order)
         if view.hca[item.name] is not None:
             warnings.append(f"RDMA is not used{' on ' + item.name if others else ''}: {why}")
         if not others:
@@ -583,7 +584,7 @@ def survey(request: Request, interfaces: t.Sequence[Interface], hcas: t.Sequence
                 "speed": item.speed,
                 "mtu": item.mtu,
                 "hca": hca.name if hca else None,
-                "port": "/".join(port_key(base) or (base.name,)),
+                "port": "/".join([*(port_key(base) or (base.name,)), *([f"vlan {item.vlan}"] if item.vlan is not None else [])]),
             }
         )
     return rows
@@ -596,7 +597,11 @@ def detect(request: Request, interfaces: t.Sequence[Interface], hcas: t.Sequence
     item, net = choose(view, warnings)
     if not request.subnets and item not in view.fast():  # the sockets' network of a ring: the rails are on the fast ports
         nets = [addr.network for port in view.fast() for addr in port.addresses if not no_address_reason(port, [addr.network])]
-        request = view.request = dataclasses.replace(request, subnets=(net, *dict.fromkeys(nets)))
+        request = dataclasses.replace(request, subnets=(net, *dict.fromkeys(nets)))
+        view = View(request, interfaces, hcas)
+    elif not request.subnets:
+        request = dataclasses.replace(request, subnets=(net,))
+        view = View(request, interfaces, hcas)
     own = _own_address(view, item, net, warnings)
     check_routes(view, item, own, route, warnings)
     rails = find_rails(view, item, net, warnings)

@@ -90,6 +90,7 @@ class Interface:
     link_type: str = ""
     master: str = ""
     parent: str = ""
+    vlan: int | None = None
     addresses: tuple[Address, ...] = ()
     ipv6: tuple[str, ...] = ()
     speed: int | None = None
@@ -145,15 +146,18 @@ def parse_addr(text: str) -> list[Interface]:
                 )
             elif item.get("family") == "inet6" and item.get("local"):
                 ipv6.append(str(item["local"]))
+        info = row.get("linkinfo") or {}
+        tag = (info.get("info_data") or {}).get("id")
         result.append(
             Interface(
                 name=str(row["ifname"]),
                 flags=tuple(row.get("flags") or ()),
                 mtu=int(row.get("mtu") or 0),
-                kind=str((row.get("linkinfo") or {}).get("info_kind") or ""),
+                kind=str(info.get("info_kind") or ""),
                 link_type=str(row.get("link_type") or ""),
                 master=str(row.get("master") or ""),
                 parent=str(row.get("link") or ""),
+                vlan=int(tag) if info.get("info_kind") == "vlan" and tag is not None else None,
                 addresses=tuple(addresses),
                 ipv6=tuple(ipv6),
             )

@@ -46,8 +46,8 @@ def test_no_connection_is_made():
 def test_every_input_has_its_default(run):
     result = run()
     assert not result.get("failed") and result["changed"] is False
-    assert set(result["settings"]) == {name.removeprefix("spark_") for name in gang.options()} | {"api_local_url"}
-    derived = {"served_model_name": gang.MODEL, "api_local_url": "http://127.0.0.1:30000"}
+    assert set(result["settings"]) == {name.removeprefix("spark_") for name in gang.options()} | {"api_local_url", "fabric_rails"}
+    derived = {"fabric_rails": [], "served_model_name": gang.MODEL, "api_local_url": "http://127.0.0.1:30000"}
     assert result["settings"] == {**gang.settings(model_revision="main"), **derived}
 
 
