@@ -57,7 +57,8 @@ def _shared(owned: t.Mapping[str, Owned], given: t.Mapping[str, str]) -> list[Ne
 def _state(port: t.Mapping[str, t.Any]) -> str:
     listed = ", ".join(port["addresses"])
     speed = f", {port['speed']} Mb/s" if port["speed"] else ""
-    return f"{port['interface']} ({listed if listed and port['usable'] else port['reason'] or 'usable'}{speed})"
+    why = str(port["reason"]).partition(":")[0] or "usable"
+    return f"{port['interface']} ({listed if listed and port['usable'] else why}{speed})"
 
 
 def _listing(nodes: Nodes) -> str:
@@ -78,22 +79,49 @@ def _free_pair(nodes: Nodes) -> int:
     return 200
 
 
+def _first_lit(node: t.Mapping[str, t.Any]) -> list[dict[str, t.Any]]:
+    """The halves of the first physical port of a node that has a cable; one that is only switched off counts."""
+    lit = [port for port in node["ports"] if port["fast"] and port["usable"]]
+    addressed = [port for port in lit if _owned([port])]
+    key = (addressed or lit or [{"port": None}])[0]["port"]
+    off = "administratively down"
+    return [port for port in node["ports"] if port["fast"] and port["port"] == key and (port["usable"] or port["reason"].startswith(off))]
+
+
+def _address_for(port: t.Mapping[str, t.Any], net: Network, number: int, taken: t.Container[str]) -> str:
+    """The address of a port that is inside a subnet already; else a free one, the first node's number first."""
+    for text in port["addresses"]:
+        own = text.partition("/")[0]
+        if ipaddress.IPv4Address(own) in net:
+            return own
+    last = min(net.num_addresses - 1, 1024)
+    numbers = [*range(FIRST_HOST + number, last), *range(1, min(FIRST_HOST + number, last))]
+    return next((str(net[host]) for host in numbers if str(net[host]) not in taken), "<free address>")
+
+
 def proposed_files(nodes: Nodes) -> tuple[dict[str, list[dict[str, t.Any]]], list[str]]:
-    """Ports of a netplan file for every node that has a fast port with carrier (both halves, each in its own subnet), and the nodes that have none."""
-    base = _free_pair(nodes)
+    """Ports of a netplan file for every node that needs one, and the nodes that have no cable.
+
+    A subnet that a node has on such a port already is kept and the others join it; otherwise both halves of the port get a subnet of their own.
+    """
+    ports = {str(node["node"]): _first_lit(node) for node in nodes}
+    there = {name: next(iter(_owned(halves).items()), None) for name, halves in ports.items()}
+    base, owners = next((entry for entry in there.values() if entry), (None, []))
+    mtu = owners[0][0]["mtu"] if owners else FABRIC_MTU
+    free = _free_pair(nodes)
+    subnets = [base] if base else [Network(f"192.168.{free + index}.0/24") for index in (0, 1)]
+    taken = {text.partition("/")[0] for node in nodes for port in node["ports"] for text in port["addresses"]}
     files: dict[str, list[dict[str, t.Any]]] = {}
-    dark = []
-    for number, node in enumerate(nodes):
-        lit = [port for port in node["ports"] if port["fast"] and port["usable"]]
-        if not lit:
-            dark.append(str(node["node"]))
+    for number, (name, halves) in enumerate(ports.items()):
+        own = there[name]
+        if not halves or (own and own[0] == base):
             continue
-        halves = [port for port in lit if port["port"] == lit[0]["port"]]
-        files[node["node"]] = [
-            {"name": half["interface"], "addresses": [f"192.168.{base + index}.{FIRST_HOST + number}/24"], "mtu": FABRIC_MTU}
-            for index, half in enumerate(halves)
-        ]
-    return files, dark
+        files[name] = []
+        for half, net in zip(halves, subnets, strict=False):
+            address = _address_for(half, net, number, taken)
+            taken.add(address)
+            files[name].append({"name": half["interface"], "addresses": [f"{address}/{net.prefixlen}"], "mtu": mtu})
+    return files, [name for name, halves in ports.items() if not halves]
 
 
 def _none_shared(nodes: Nodes) -> Problem:
@@ -101,12 +129,15 @@ def _none_shared(nodes: Nodes) -> Problem:
     lit = [port for node in nodes for port in node["ports"] if port["fast"] and port["usable"]]
     addresses = [ipaddress.IPv4Interface(text).ip for port in lit for text in port["addresses"]]
     link_local = bool(addresses) and all(address in LINK_LOCAL for address in addresses)
-    remedy = f"plug the cable in on {' and '.join(dark)}; then " if dark else ""
+    steps = []
+    if dark:
+        steps.append(
+            f"plug a cable into a fast port of {' and of '.join(dark)}, and give that port an address in the same subnet as the others"
+        )
     if files:
         written = "; on ".join(f"{node}: {netplan_line(ports)}" for node, ports in files.items())
-        remedy += f"write {NETPLAN_FILE} (mode 600) on {written}; run 'sudo netplan apply' on each; or set spark_fabric_subnet"
-    else:
-        remedy += "set the address of that port on every node, or set spark_fabric_subnet"
+        steps.append(f"write {NETPLAN_FILE} (mode 600) on {written}; and run 'sudo netplan apply' there")
+    remedy = f"{'; then '.join(steps)}; or set spark_fabric_subnet where the fabric is slower than that"
     return Problem(
         "NET-10" if link_local else "fabric-subnet",
         stage="preflight",
