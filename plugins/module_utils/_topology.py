@@ -281,10 +281,11 @@ def problems(members: Members) -> list[Problem]:
 
 
 def warnings(members: Members) -> list[str]:
-    """A ring whose cables join ports of the same number: NCCL pairs devices by their position."""
+    """What a ring sends by its slower network; and cables that join ports of the same number: NCCL pairs devices by their position."""
     if topology(members) != "ring":
         return []
-    told = []
+    by = ", ".join(f"{m['name']} {m['fabric'].get('interface')} {m['fabric'].get('speed') or '?'} Mb/s" for m in members)
+    told = [f"a ring: only the collectives use the cables; Ray, NCCL's bootstrap and the copies of model and image go by {by} (NET-13)"]
     for a, b in itertools.combinations(members, 2):
         for one, other in itertools.product(rails(a), rails(b)):
             if one["subnet"] == other["subnet"] and one.get("number") is not None and one["number"] == other.get("number"):

@@ -166,12 +166,14 @@ def test_settings_of_a_ring():
         "NCCL_IB_MERGE_NICS": "0",
         "NCCL_CROSS_NIC": "1",
     }
-    assert _topology.warnings(RING) == []
+    (told,) = _topology.warnings(RING)
+    assert told.startswith("a ring: only the collectives use the cables")
+    assert _topology.warnings(gang([rail(A)], [rail(A)])) == []
 
 
 def test_a_ring_with_cables_between_ports_of_the_same_number():
     told = _topology.warnings(gang([rail(A, 0), rail(C, 1)], [rail(B, 1), rail(A, 0)], [rail(C, 0), rail(B, 0)]))
-    assert len(told) == 1 and told[0].startswith("spark-1 if0 and spark-2 if0 are joined at the same port number")
+    assert len(told) == 2 and told[1].startswith("spark-1 if0 and spark-2 if0 are joined at the same port number")
 
 
 @pytest.mark.parametrize(
