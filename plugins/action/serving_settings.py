@@ -32,10 +32,6 @@ def load_spec(path: str = SPECS) -> dict[str, t.Any]:
     return {name: strip(spec) for name, spec in options.items()}
 
 
-def _hosts(variables: t.Mapping[str, t.Any]) -> list[str]:
-    return [host for group in ("ray_head", "ray_workers") for host in variables["groups"].get(group, [])]
-
-
 class ActionModule(ActionBase):
     """Reads the C(spark_*) variables on the controller; no connection is made."""
 
@@ -44,11 +40,11 @@ class ActionModule(ActionBase):
 
     def run(self, tmp: str | None = None, task_vars: dict[str, t.Any] | None = None) -> dict[str, t.Any]:
         result = super().run(tmp, task_vars)
+        if self._task.args.get("find_fabric"):
+            return {**result, **self._found(task_vars or {})}
         variables = task_vars or {}
         node = variables.get("inventory_hostname", "")
         result["changed"] = False
-        if self._task.args.get("find_fabric"):
-            return {**result, **self._found(node, variables)}
         try:
             settings = self._settings(variables)
             self._all_or_no_address(settings, node, variables)
@@ -64,10 +60,11 @@ class ActionModule(ActionBase):
         result.update(settings=_settings.resolve(settings), gang=gang, peers=peers)
         return result
 
-    def _found(self, node: str, variables: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
+    def _found(self, variables: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
         """The inputs with the fabric that all nodes have in common. What is wrong with it is told by the head."""
+        node = variables["inventory_hostname"]
         inputs = variables["preflight_inputs"]
-        kept = {key: inputs[key] for key in ("settings", "gang", "peers")}
+        kept = {key: value for key, value in inputs.items() if key not in ("failed", "warnings", "deprecations")}
         try:
             found = _topology.find(self._surveys(variables))
         except Problem as problem:
@@ -76,6 +73,8 @@ class ActionModule(ActionBase):
             return {"failed": True, "msg": problem.msg, "problem": problem.as_dict()}
         addresses = found["addresses"]
         return {
+            **kept,
+            "changed": False,
             "topology": found["topology"],
             "settings": {
                 **inputs["settings"],
@@ -156,3 +155,8 @@ class ActionModule(ActionBase):
         except Problem as other:
             return other.msg == problem.msg
         return False
+
+
+def _hosts(variables: t.Mapping[str, t.Any]) -> list[str]:
+    """The nodes of the gang, the head first."""
+    return [host for group in ("ray_head", "ray_workers") for host in variables["groups"].get(group, [])]

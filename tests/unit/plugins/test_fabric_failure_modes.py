@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import re
 
 import pytest
@@ -253,6 +254,6 @@ def test_fabric_every_failure_mode_of_the_network_has_a_test_here():
     rows = set(re.findall(r"^\| ((?:NET|NCL)-\d\d) \|", catalogue, re.MULTILINE))
     here = {
         f"{area}-{number}".upper()
-        for area, number in re.findall(r"def test_fabric_(net|ncl)_(\d\d)_", open(__file__, encoding="utf-8").read())
+        for area, number in re.findall(r"def test_fabric_(net|ncl)_(\d\d)_", pathlib.Path(__file__).read_text(encoding="utf-8"))
     }
     assert here | set(ELSEWHERE) == rows and len(rows) == 20
