@@ -357,7 +357,8 @@ NETWORK_NAMES = {"MN_IF_NAME", "VLLM_HOST_IP", "MASTER_ADDR", "RAY_NODE_IP_ADDRE
 def fabric_environment(settings: dict[str, t.Any], member: dict[str, t.Any], members: list[dict[str, t.Any]]) -> dict[str, str]:
     """The part of a node's environment that says where its traffic goes."""
     env = environment(settings, member, members)
-    return {name: value for name, value in env.items() if name.startswith(NETWORK) or name in NETWORK_NAMES}
+    where = {name: value for name, value in env.items() if name.startswith(NETWORK) or name in NETWORK_NAMES}
+    return {name: value for name, value in where.items() if not name.startswith("NCCL_DEBUG")}
 
 
 def carry_over(settings: dict[str, t.Any], members: list[dict[str, t.Any]]) -> list[str]:

@@ -62,7 +62,7 @@ def value_problems(settings: dict[str, t.Any]) -> list[Problem]:
         if not re.fullmatch(r"[a-z]+:-?\d+(:-?\d+)?", limit):
             refuse("ulimits", "entries such as memlock:-1:-1 or nofile:65536:65536")
             break
-    for key, value in settings["env"].items():
+    for key in settings["env"]:
         if re.search(r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|API_KEY)$", str(key).upper()):
             refuse_secret = Problem(
                 "input",

@@ -160,9 +160,9 @@ def test_fabric_net_18_the_environment_is_part_of_the_container(tmp_path):
     members = fabric_gang.found("one_cable", tmp_path)
     one, other = (
         _plan.serving_plan(gang.settings(env=env), members)["nodes"]["spark-2"]["containers"]["spark-ray"]
-        for env in ({}, {"NCCL_DEBUG": "INFO"})
+        for env in ({}, {"NCCL_BUFFSIZE": "8388608"})
     )
-    assert other["env"]["NCCL_DEBUG"] == "INFO" and one["env"]["NCCL_SOCKET_IFNAME"] == f"={F1}"
+    assert other["env"]["NCCL_BUFFSIZE"] == "8388608" and one["env"]["NCCL_SOCKET_IFNAME"] == f"={F1}"
     assert one["labels"]["dgxspark.serving.definition"] != other["labels"]["dgxspark.serving.definition"]
 
 
