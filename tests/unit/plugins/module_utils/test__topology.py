@@ -86,6 +86,46 @@ def test_not_found_lists_every_node(shape, words, remedy, tmp_path):
     assert set(problem.details["nodes"]) == set(fabric_gang.Gang(shape, tmp_path / "again").names)
 
 
+def port(name, *addresses, fast=True, **more):
+    """A row of a survey."""
+    return {
+        "interface": name,
+        "addresses": list(addresses),
+        "fast": fast,
+        "usable": True,
+        "port": name,
+        "reason": "",
+        "mtu": 9000,
+        "speed": 200000,
+        **more,
+    }
+
+
+def ring_nodes(*lans):
+    links = {1: (10, 30), 2: (20, 10), 3: (30, 20)}
+    return [
+        {
+            "node": f"spark-{n}",
+            "address": "",
+            "ports": [
+                *(port(f"f{i}", f"192.168.{net}.{n}/24") for i, net in enumerate(nets)),
+                *(port(f"lan{i}", f"{lan}.{n}/24", fast=False) for i, lan in enumerate(lans)),
+            ],
+        }
+        for n, nets in links.items()
+    ]
+
+
+def test_a_ring_with_two_networks_for_the_sockets():
+    assert _topology.find(ring_nodes("10.1.230"))["subnet"] == "10.1.230.0/24"
+    nodes = ring_nodes("10.1.230", "10.1.231")
+    with pytest.raises(Problem) as caught:
+        _topology.find(nodes)
+    assert caught.value.id == "NCL-05" and "several other networks (10.1.230.0/24, 10.1.231.0/24)" in caught.value.found
+    named = [{**node, "address": f"10.1.231.{n}"} for n, node in enumerate(nodes, 1)]
+    assert _topology.find(named)["subnet"] == "10.1.231.0/24"
+
+
 @pytest.mark.parametrize(
     ("shape", "expected"),
     [
@@ -109,6 +149,12 @@ def test_netplan_files_to_write(shape, expected, tmp_path):
     found = {node: {name: (port["addresses"], port["mtu"]) for name, port in ports.items()} for node, ports in files.items()}
     assert found == expected
     assert all(f"{node}: network: {{" in problem.remedy for node in expected)
+
+
+def test_an_address_that_is_in_use_is_not_proposed():
+    nodes = [{"node": "spark-1", "ports": [port(F1, "192.168.200.13/24")]}, {"node": "spark-2", "ports": [port(F1)]}]
+    files, _dark = _topology.proposed_files(nodes)
+    assert files == {"spark-2": [{"name": F1, "addresses": ["192.168.200.14/24"], "mtu": 9000}]}
 
 
 def test_a_subnet_that_is_in_use_is_not_proposed():
@@ -150,6 +196,18 @@ CROSSED = {"NCCL_CROSS_NIC": "0"}
         (gang([], [], []), "switch", {}, []),
         (RING, "ring", _topology.RING, []),
         (gang([rail(A)], [rail(A), rail(B)], [rail(B)]), "ring", _topology.RING, ["NCL-05"]),
+        # Every two nodes have a cable of their own, but four nodes are more than NCCL's ring settings are known for.
+        (
+            gang(
+                [rail("ab"), rail("ac"), rail("ad")],
+                [rail("ab"), rail("bc"), rail("bd")],
+                [rail("ac"), rail("bc"), rail("cd")],
+                [rail("ad"), rail("bd"), rail("cd")],
+            ),
+            "ring",
+            _topology.RING,
+            ["NCL-05"],
+        ),
         (gang([rail(A), rail("d")], [rail(B), rail(A)], [rail(C), rail(B)], [rail("d"), rail(C)]), "ring", _topology.RING, ["NCL-05"]),
     ],
 )
