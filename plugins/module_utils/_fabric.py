@@ -433,8 +433,8 @@ def _rail(item: Interface, hca: Hca | None, nets: t.Sequence[Network], why: str 
     }
 
 
-def _override_rails(view: View) -> list[dict[str, t.Any]]:
-    """Rails for RDMA devices that the user named: each must exist and be ACTIVE."""
+def _override_rails(view: View, warnings: list[str]) -> list[dict[str, t.Any]]:
+    """Rails for RDMA devices that the user named: each must exist and be ACTIVE. One without a place in any subnet is warned of."""
     request = view.request
     rails = []
     for text in request.hcas:
@@ -451,6 +451,9 @@ def _override_rails(view: View) -> list[dict[str, t.Any]]:
                 "correct spark_fabric_hcas, or leave it empty",
             )
         item = next((view.by_name[dev] for dev in hca.netdevs if dev in view.by_name), None)
+        why = unusable(hca, item, request.link_local_allowed) if item else f"{hca.selector} has no interface on this node"
+        if why:
+            warnings.append(f"RDMA device {hca.selector} is used because it was named, but {why}: NCCL may hang on it (NCL-01)")
         rails.append(_rail(item or Interface(hca.netdevs[0] if hca.netdevs else ""), hca, request.subnets, "named by the user"))
     return rails
 
@@ -462,7 +465,7 @@ def find_rails(view: View, item: Interface, net: Network, warnings: list[str]) -
     Without RDMA there is one rail, the socket interface. In a ring the socket interface is on another network and is no rail.
     """
     if view.request.hcas:
-        return _override_rails(view)
+        return _override_rails(view, warnings)
     further = [sub for sub in view.request.subnets if sub != net]
     nets = [net, *further]
     allow = view.request.link_local_allowed

@@ -289,6 +289,8 @@ def test_overrides_and_input_are_validated(params, problem_id, found, tmp_path):
 def test_hca_override(tmp_path):
     result = detect("one_cable", tmp_path, hcas=["rocep1s0f1:1", "roceP2p1s0f1"])
     assert result["env"]["NCCL_IB_HCA"] == "=rocep1s0f1:1,roceP2p1s0f1:1"
+    told = [text for text in result["warnings"] if "because it was named" in text]
+    assert len(told) == 1 and told[0].startswith("RDMA device roceP2p1s0f1:1 is used because it was named, but roceP2p1s0f1:1 has no IPv4")
 
 
 def test_without_a_subnet_the_address_or_the_only_fast_port_decides(tmp_path):
