@@ -66,7 +66,7 @@ class ActionModule(ActionBase):
         inputs = variables["preflight_inputs"]
         kept = {key: value for key, value in inputs.items() if key not in ("failed", "warnings", "deprecations")}
         try:
-            found = _topology.find(self._surveys(variables))
+            found = _topology.find(self._surveys(variables), inputs["settings"]["fabric_subnet"])
         except Problem as problem:
             if node not in variables["groups"].get("ray_head", [node]):
                 return kept

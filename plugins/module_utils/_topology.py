@@ -187,12 +187,37 @@ def _ring(nodes: Nodes, owned: t.Mapping[str, Owned], given: t.Mapping[str, str]
     return {"topology": "ring", "subnet": sockets[0], "rails": rails, "owned": lan}
 
 
-def find(nodes: Nodes) -> dict[str, t.Any]:
-    """The fabric of nodes whose subnet nobody named: ``{topology, subnet, rails, addresses}``.
+def addresses_in(nodes: Nodes, subnet: str) -> dict[str, t.Any]:
+    """The same where the subnet is named and only the addresses are not: on whatever port they are, as ``detect`` judges that. Raises Problem."""
+    net = Network(subnet, strict=False)
+    inside: dict[str, str] = {}
+    for node in nodes:
+        texts = [text.partition("/")[0] for port in node["ports"] if port["usable"] for text in port["addresses"]]
+        inside[node["node"]] = next((text for text in texts if ipaddress.IPv4Address(text) in net), "")
+    without = [name for name, address in inside.items() if not address]
+    if without:
+        listed = "; ".join(
+            f"{node['node']}: {', '.join(map(_state, node['ports'])) or 'no port'}" for node in nodes if node["node"] in without
+        )
+        raise Problem(
+            "fabric-missing",
+            stage="preflight",
+            found=f"no address in spark_fabric_subnet {net} on {' and '.join(without)}: {listed}",
+            expected=f"a port that is up, has carrier and an address in {net} on every node",
+            remedy="give that port an address in the subnet, or correct spark_fabric_subnet",
+            nodes={node["node"]: node["ports"] for node in nodes},
+        )
+    return {"topology": topology_name(len(nodes)), "subnet": str(net), "rails": [], "addresses": inside}
+
+
+def find(nodes: Nodes, subnet: str = "") -> dict[str, t.Any]:
+    """The fabric of nodes whose subnet, or whose addresses in ``subnet``, nobody named: ``{topology, subnet, rails, addresses}``.
 
     It is the one subnet that all nodes share on fast ports; a second one on the same physical port (its twin) is a rail. Raises Problem when there is none or
     more than one.
     """
+    if subnet:
+        return addresses_in(nodes, subnet)
     owned = {node["node"]: _owned(port for port in node["ports"] if port["fast"]) for node in nodes}
     given = {node["node"]: node["address"] for node in nodes}
     everything = _shared(owned, {})

@@ -25,8 +25,8 @@ class Gang:
         self.seen = {name: shapes.load(shape, root / shape / name, name) for name in self.names}
         self.given = {name: (addresses or {}).get(name, "") for name in self.names}
 
-    def find(self) -> dict[str, t.Any]:
-        """The fabric that the inventory does not name."""
+    def find(self, subnet: str = "") -> dict[str, t.Any]:
+        """The fabric that the inventory does not name, or the addresses in ``subnet``."""
         surveys = [
             {
                 "node": name,
@@ -35,7 +35,7 @@ class Gang:
             }
             for name, (interfaces, sysfs) in self.seen.items()
         ]
-        return _topology.find(surveys)
+        return _topology.find(surveys, subnet)
 
     def detect(self, node: str, subnets: list[str], addresses: dict[str, str], **more: t.Any) -> dict[str, t.Any]:
         """The fabric of one node."""

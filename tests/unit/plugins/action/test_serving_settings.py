@@ -123,9 +123,9 @@ def test_addresses_are_named_on_all_nodes_or_on_none(run):
 def find(run, tmp_path):
     """find(name, shape): what the second look answers on a host of a recorded gang whose inventory names no fabric; ``lost`` has no facts."""
 
-    def find(name, shape, lost=()):
+    def find(name, shape, lost=(), subnet=""):
         whole = fabric_gang.Gang(shape, tmp_path / name)
-        inputs = {"settings": {**gang.settings(fabric_subnet="", fabric_address=""), "fabric_rails": []}, "gang": [], "peers": []}
+        inputs = {"settings": {**gang.settings(fabric_subnet=subnet, fabric_address=""), "fabric_rails": []}, "gang": [], "peers": []}
         hostvars = {}
         for host, (interfaces, sysfs) in whole.seen.items():
             ports = _fabric.survey(_fabric.parse_request({}), interfaces, read_hcas(sysfs))
@@ -145,6 +145,11 @@ def test_find_fabric_completes_the_inputs(find):
     assert (settings["fabric_address"], settings["model"], result["topology"]) == ("192.168.200.13", gang.MODEL, "pair")
     assert result["gang"] == [{"node": "spark-1", "address": "192.168.200.12"}, {"node": "spark-2", "address": "192.168.200.13"}]
     assert result["peers"] == ["192.168.200.12"]
+
+
+def test_find_fabric_takes_the_subnet_that_is_named(find):
+    settings = find("spark-2", "two_cables_lan", subnet="192.168.0.0/24")["settings"]
+    assert (settings["fabric_subnet"], settings["fabric_address"]) == ("192.168.0.0/24", "192.168.0.189")
 
 
 def test_find_fabric_fails_on_the_head_only(find):

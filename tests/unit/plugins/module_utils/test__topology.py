@@ -61,6 +61,25 @@ def test_found(shape, addresses, expected, tmp_path):
     assert (found["topology"], found["subnet"], found["rails"], found["addresses"]) == expected
 
 
+@pytest.mark.parametrize(
+    ("shape", "subnet", "expected"),
+    [
+        ("two_cables_lan", "192.168.200.0/24", {"spark-1": "192.168.200.12", "spark-2": "192.168.200.13"}),
+        ("simulated", "192.168.200.0/24", {"spark-1": "192.168.200.12", "spark-2": "192.168.200.13"}),  # no port there is fast
+        ("link_local", "169.254.0.0/16", {"spark-1": "169.254.127.30", "spark-2": "169.254.35.62"}),
+    ],
+)
+def test_addresses_in_a_subnet_that_is_named(shape, subnet, expected, tmp_path):
+    found = fabric_gang.Gang(shape, tmp_path).find(subnet)
+    assert (found["subnet"], found["addresses"], found["rails"]) == (subnet, expected, [])
+
+
+def test_a_node_without_an_address_in_the_subnet_that_is_named(tmp_path):
+    with pytest.raises(Problem) as caught:
+        fabric_gang.Gang("no_cable_one_node", tmp_path).find("192.168.200.0/24")
+    assert caught.value.id == "fabric-missing" and "on spark-2: spark-2: " in caught.value.found and "spark-1: " not in caught.value.found
+
+
 def test_addresses_on_the_management_network_are_not_a_fabric(tmp_path):
     problem = refused("one_cable", tmp_path, {"spark-1": "10.1.230.180", "spark-2": "10.1.230.181"})
     assert problem.id == "fabric-address"
