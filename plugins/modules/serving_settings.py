@@ -35,8 +35,8 @@ options:
   find_fabric:
     description:
       - Do not read the variables again, but complete C(preflight_inputs) with a fabric that they do not name. It is found by comparing C(preflight_ports) of
-        all nodes (RV(dgxspark.serving.nccl_interface_info#module:ports)), as the one subnet that all nodes share on fast ports, or the ring of three nodes. Where only
-        the addresses are not named, they are those that the nodes have in the subnet.
+        all nodes (RV(dgxspark.serving.nccl_interface_info#module:ports)), as the one subnet that all nodes share on fast ports, or the ring of three
+        nodes. Where only the addresses are not named, they are those that the nodes have in the subnet.
       - None or several fail with what each node has, and with the netplan file to write.
     type: bool
     default: false
