@@ -88,8 +88,9 @@ SPARKRUN_LEFT = {
     "stop_after_post": "nothing is run after the start",
     "builder_config": "nothing is built",
 }
-EUGR_MAPPED = {"model", "container", "cluster_only", "solo_only", "defaults", "env", "command"}
-EUGR_LEFT = {"pull_image": "an image that is not on the head is always pulled"}
+# (pull_image: an image that is not on the head is always pulled)
+EUGR_MAPPED = {"model", "container", "pull_image", "cluster_only", "solo_only", "defaults", "env", "command"}
+FINAL = ("runtime", "command", "model")  # without these there is nothing to serve: spark_recipe_ignore does not help
 BUILDERS = ("", "docker-pull", "eugr")  # these take the named image as it is, as long as build_args does not ask for another
 RAY_RUNTIMES = ("vllm-ray", "eugr-vllm")
 MP_RUNTIMES = ("", "vllm", "vllm-distributed")
@@ -335,8 +336,10 @@ def arguments(recipe: dict[str, t.Any], words: t.Sequence[str]) -> None:
         elif flag == "--tokenizer" and value not in (settings.get("model"), ""):
             errors[flag] = f"{value} is a second repository; the collection brings one model to the nodes"
         else:
-            if flag.partition(".")[0] in ("--speculative-config", "-sc") and drafter(flag, value, settings.get("model")):
-                errors[flag] = f"{drafter(flag, value, settings.get('model'))} is a second model; the collection brings one model to the nodes"
+            second = drafter(flag, value, settings.get("model")) if flag.partition(".")[0] in ("--speculative-config", "-sc") else ""
+            if second:
+                errors[flag] = f"{second} is a second model; the collection brings one model to the nodes"
+                continue
             if flag in FILES and value and not value.startswith("/") and not value.lstrip().startswith("{"):
                 warnings.append(f"{flag} {value} must be a file in the image, where vllm is started")
             extra += [flag, *values]
@@ -513,7 +516,7 @@ def eugr(data: dict[str, t.Any], name: str) -> dict[str, t.Any]:
         if key in ("mods", "build_args"):
             leave(recipe, key, data[key])
         else:
-            recipe["warnings"].append(f"{key} is left out: {EUGR_LEFT.get(key, 'not known here')}")
+            recipe["warnings"].append(f"{key} is left out: not known here")
     return recipe
 
 
@@ -549,12 +552,18 @@ def apply(
     name = recipe["name"]
     ignored = given.get(f"{PREFIX}recipe_ignore") or []
     ignored = [part.strip() for part in ignored.split(",")] if isinstance(ignored, str) else [str(part) for part in ignored]
-    refused = {field: why for field, why in recipe["errors"].items() if not any(field == i or field.startswith(f"{i}.") for i in ignored)}
+    refused = {
+        field: why
+        for field, why in recipe["errors"].items()
+        if field in FINAL or not any(field == part or field.startswith(f"{part}.") for part in ignored)
+    }
     if refused:
         raise refuse(
             f"fields of the recipe {name} that cannot be honoured: " + "; ".join(f"{field} ({why})" for field, why in refused.items()),
             "only fields that can be left out without changing what is served",
-            f"change the recipe, or accept that it is left out: spark_recipe_ignore: [{', '.join(refused)}]",
+            "serve this model with another recipe"
+            if any(field in FINAL for field in refused)
+            else f"change the recipe, or accept that it is left out: spark_recipe_ignore: [{', '.join(refused)}]",
             "recipe-field",
         )
     settings = dict(recipe["settings"])
@@ -596,7 +605,7 @@ def apply(
         "filled": sorted(filled),
         "overridden": sorted(overridden),
         "asked": asked,
-        "beside": sorted(name for name in overridden if f"{PREFIX}{name}" not in extra),
+        "beside": sorted(key for key in overridden if key in BOUND and f"{PREFIX}{key}" not in extra),
         "set_aside": sorted(aside),
         "not_honoured": [*recipe["warnings"], *[f"{field} is left out, as spark_recipe_ignore says" for field in recipe["errors"] if field not in refused]],
     }
@@ -711,3 +720,17 @@ def table(rows: t.Sequence[t.Mapping[str, t.Any]], nodes: int, memory: int, assu
         )
     what = "assumed, as in a DGX Spark" if assumed else "the smallest"
     return f"{noun([nodes])}, {_fit.text_of(memory)} of memory each ({what}). PER NODE: the weights.\n\n{_fit.columns(lines)}"
+
+
+def describe(recipe: t.Mapping[str, t.Any]) -> str:
+    """What a recipe becomes here, as a person reads it."""
+    lines = [f"{recipe['name']} ({recipe['format']}), for {noun(recipe['nodes']) if recipe['nodes'] else 'any number of nodes'}"]
+    if recipe["description"]:
+        lines.append(recipe["description"])
+    lines.append("")
+    for key, value in recipe["settings"].items():
+        shown = " ".join(shlex.quote(str(word)) for word in value) if isinstance(value, list) else json.dumps(value) if isinstance(value, dict) else value
+        lines.append(f"spark_{key}: {shown}")
+    lines += [f"! {text}" for text in recipe["warnings"]]
+    lines += [f"!! {field}: {why}{'' if field in FINAL else ' (spark_recipe_ignore accepts it)'}" for field, why in recipe["errors"].items()]
+    return "\n".join(lines)

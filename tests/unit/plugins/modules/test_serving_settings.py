@@ -23,8 +23,8 @@ def test_its_one_argument_widens_the_inputs():
 
 def test_documented_are_the_results():
     source = inspect.getsource(action)
-    assert set(RESULTS) == {"settings", "gang", "peers", "problem"}
-    assert "settings=_settings.resolve(settings), gang=gang, peers=peers" in source
+    assert set(RESULTS) == {"settings", "gang", "peers", "recipe", "problem"}
+    assert "settings=_settings.resolve(settings), gang=gang, peers=peers, recipe=self._report" in source
 
 
 def test_the_sample_is_made_of_inputs():
