@@ -74,7 +74,9 @@ class ActionModule(ActionBase):
         names = [name for group in ("ray_head", "ray_workers") for name in groups.get(group, [])]
         try:
             config, weights = self._model(settings, variables)
-            memory = int(arguments.get("memory") or 0) or serving_recipes.memory_of(variables.get("hostvars", {}), names) or _fit.SPARK_MEMORY
+            memory = (
+                int(arguments.get("memory") or 0) or serving_recipes.memory_of(variables.get("hostvars", {}), names) or _fit.SPARK_MEMORY
+            )
             counts = sorted({int(count) for count in arguments.get("nodes") or []} or {1, 2, 4, len(names) or 1})
             rows = [self._row(config, weights, count, settings, memory, len(names)) for count in counts]
         except Problem as problem:

@@ -67,9 +67,7 @@ class ActionModule(ActionBase):
             }
 
     @staticmethod
-    def _memory(
-        settings: dict[str, t.Any], members: list[dict[str, t.Any]], name: str, recipe: dict[str, t.Any]
-    ) -> list[str]:
+    def _memory(settings: dict[str, t.Any], members: list[dict[str, t.Any]], name: str, recipe: dict[str, t.Any]) -> list[str]:
         """The model against the memory of the nodes: the snapshot on the head, before it is there what the recipe says. The head tells it."""
         head = next((m for m in members if m["head"]), None)
         if head is None or head["name"] != name:

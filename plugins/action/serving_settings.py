@@ -42,7 +42,9 @@ def read_recipe(path: str, name: str) -> dict[str, t.Any]:
         with open(path, encoding="utf-8") as handle:
             data = yaml.safe_load(handle)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
-        raise _recipe.refuse(f"{path}, which cannot be read: {' '.join(str(exc).split())[:300]}", "a YAML file", "correct the path or the file")
+        raise _recipe.refuse(
+            f"{path}, which cannot be read: {' '.join(str(exc).split())[:300]}", "a YAML file", "correct the path or the file"
+        )
     return _recipe.parse(data, name)
 
 
@@ -66,7 +68,10 @@ def recipe_path(wanted: str, folders: t.Iterable[str]) -> str:
         if os.path.isfile(path):
             return path
     raise _recipe.refuse(
-        f"no file {wanted} (looked for {', '.join(places)})", "the path of a recipe file on the controller", "correct the path", "recipe-unknown"
+        f"no file {wanted} (looked for {', '.join(places)})",
+        "the path of a recipe file on the controller",
+        "correct the path",
+        "recipe-unknown",
     )
 
 
@@ -128,9 +133,7 @@ class ActionModule(ActionBase):
             raise problems[0]
         return settings
 
-    def _with_recipe(
-        self, given: dict[str, t.Any], variables: t.Mapping[str, t.Any], spec: t.Mapping[str, t.Any]
-    ) -> dict[str, t.Any]:
+    def _with_recipe(self, given: dict[str, t.Any], variables: t.Mapping[str, t.Any], spec: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
         """The inputs with what the recipe fills in: the one of -e recipe=..., else the inventory's spark_recipe. Raises Problem."""
         asked = self._templar.template(variables["recipe"]) if "recipe" in variables else None
         wanted = str(asked or given.get("spark_recipe") or "")

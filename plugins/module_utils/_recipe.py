@@ -120,7 +120,11 @@ SITE_ENV = re.compile(
     r"|VLLM_HOST_IP|MASTER_ADDR|MASTER_PORT|NODE_IP|RAY_(NODE_IP_ADDRESS|OVERRIDE_NODE_IP_ADDRESS|ADDRESS)|HF_HOME|HF_HUB_OFFLINE|TRANSFORMERS_OFFLINE"
 )
 SECRET_ENV = re.compile(r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|API_KEY)$")
-NAMED = {"tensor_parallel": "-tp", "pipeline_parallel": "-pp", "data_parallel": "--data-parallel-size"}  # defaults of a recipe without a command
+NAMED = {
+    "tensor_parallel": "-tp",
+    "pipeline_parallel": "-pp",
+    "data_parallel": "--data-parallel-size",
+}  # defaults of a recipe without a command
 SUFFIX = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
@@ -607,7 +611,10 @@ def apply(
         "asked": asked,
         "beside": sorted(key for key in overridden if key in BOUND and f"{PREFIX}{key}" not in extra),
         "set_aside": sorted(aside),
-        "not_honoured": [*recipe["warnings"], *[f"{field} is left out, as spark_recipe_ignore says" for field in recipe["errors"] if field not in refused]],
+        "not_honoured": [
+            *recipe["warnings"],
+            *[f"{field} is left out, as spark_recipe_ignore says" for field in recipe["errors"] if field not in refused],
+        ],
     }
     return result, report
 
@@ -634,7 +641,9 @@ def noun(nodes: t.Sequence[int]) -> str:
     return f"{numbers(nodes)} {'node' if list(nodes) == [1] else 'nodes'}"
 
 
-def check_nodes(recipe: t.Mapping[str, t.Any], result: t.Mapping[str, t.Any], nodes: int, known: t.Callable[[], t.Mapping[str, t.Any]]) -> None:
+def check_nodes(
+    recipe: t.Mapping[str, t.Any], result: t.Mapping[str, t.Any], nodes: int, known: t.Callable[[], t.Mapping[str, t.Any]]
+) -> None:
     """The recipe's number of nodes against that of the inventory. Raises Problem."""
     ranks = whole(result.get(f"{PREFIX}tensor_parallel"), 1) * whole(result.get(f"{PREFIX}pipeline_parallel"), 1)
     needed = -(-ranks // whole(result.get(f"{PREFIX}gpus_per_node"), 1))
@@ -655,19 +664,21 @@ def advice(report: t.Mapping[str, t.Any]) -> list[str]:
     """What a person should know of the recipe that was used, as warnings."""
     told = [f"recipe {report['name']}: {text}" for text in report["not_honoured"]]
     if report["asked"] and report["beside"]:
-        told.append(f"recipe {report['name']}: the inventory's {', '.join(PREFIX + name for name in report['beside'])} win over the recipe's")
+        told.append(
+            f"recipe {report['name']}: the inventory's {', '.join(PREFIX + name for name in report['beside'])} win over the recipe's"
+        )
     if report["set_aside"]:
         names = ", ".join(f"{PREFIX}{name}" for name in report["set_aside"])
-        told.append(f"recipe {report['name']}: {names} of the inventory belong to another model and are not used; give them with -e to keep them")
+        told.append(
+            f"recipe {report['name']}: {names} of the inventory belong to another model and are not used; give them with -e to keep them"
+        )
     return told
 
 
 # --- the list ---
 
 
-def overview(
-    recipes: t.Mapping[str, t.Mapping[str, t.Any]], nodes: int, memory: int, gpus_per_node: int = 1
-) -> list[dict[str, t.Any]]:
+def overview(recipes: t.Mapping[str, t.Mapping[str, t.Any]], nodes: int, memory: int, gpus_per_node: int = 1) -> list[dict[str, t.Any]]:
     """One row for each recipe: what it needs, and whether it fits on so many nodes with so much memory (bytes, of the smallest)."""
     rows = []
     for name, recipe in sorted(recipes.items()):
@@ -729,8 +740,16 @@ def describe(recipe: t.Mapping[str, t.Any]) -> str:
         lines.append(recipe["description"])
     lines.append("")
     for key, value in recipe["settings"].items():
-        shown = " ".join(shlex.quote(str(word)) for word in value) if isinstance(value, list) else json.dumps(value) if isinstance(value, dict) else value
+        shown = (
+            " ".join(shlex.quote(str(word)) for word in value)
+            if isinstance(value, list)
+            else json.dumps(value)
+            if isinstance(value, dict)
+            else value
+        )
         lines.append(f"spark_{key}: {shown}")
     lines += [f"! {text}" for text in recipe["warnings"]]
-    lines += [f"!! {field}: {why}{'' if field in FINAL else ' (spark_recipe_ignore accepts it)'}" for field, why in recipe["errors"].items()]
+    lines += [
+        f"!! {field}: {why}{'' if field in FINAL else ' (spark_recipe_ignore accepts it)'}" for field, why in recipe["errors"].items()
+    ]
     return "\n".join(lines)

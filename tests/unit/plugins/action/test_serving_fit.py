@@ -98,7 +98,13 @@ HUB = {
     "/config.json": {"content": (FIXTURES / "qwen3.5-122b-a10b-fp8.config.json").read_text("utf-8")},
     "?blobs=true": {
         "content": json.dumps(
-            {"siblings": [{"rfilename": "a.safetensors", "size": WEIGHTS}, {"rfilename": "README.md", "size": 7}, {"rfilename": "b.safetensors"}]}
+            {
+                "siblings": [
+                    {"rfilename": "a.safetensors", "size": WEIGHTS},
+                    {"rfilename": "README.md", "size": 7},
+                    {"rfilename": "b.safetensors"},
+                ]
+            }
         )
     },
 }

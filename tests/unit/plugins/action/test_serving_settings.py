@@ -195,7 +195,11 @@ WRONG_RECIPE = {
     "no such file": ({**BARE, "recipe": "some/where.yaml"}, "recipe-unknown", "no file some/where.yaml"),
     "not YAML": ({**BARE, "recipe": "FILE", "text": "a: [b"}, "recipe-invalid", "cannot be read"),
     "not a recipe": ({**BARE, "recipe": "FILE", "text": "- a\n"}, "recipe-invalid", "no recipe in a known format"),
-    "for another number of nodes": ({**BARE, "recipe": "gpt-oss-120b"}, "recipe-nodes", "recipes for 2 nodes: llama-3.3-70b-bf16, minimax-m2.7-nvfp4"),
+    "for another number of nodes": (
+        {**BARE, "recipe": "gpt-oss-120b"},
+        "recipe-nodes",
+        "recipes for 2 nodes: llama-3.3-70b-bf16, minimax-m2.7-nvfp4",
+    ),
     "for another model": ({"spark_recipe": "minimax-m2.7-nvfp4"}, "recipe-model", "nvidia/MiniMax-M2.7-NVFP4"),
 }
 

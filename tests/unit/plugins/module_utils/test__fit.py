@@ -59,9 +59,15 @@ KINDS = {
     "interval without a list": ({"num_hidden_layers": 48, "full_attention_interval": 4}, {"full": 12, "sliding": 0, "linear": 36}),
     "all full": (LLAMA, {"full": 80, "sliding": 0, "linear": 0}),
     "alternating": (GPT_OSS, {"full": 18, "sliding": 18, "linear": 0}),
-    "every sixth": ({"num_hidden_layers": 62, "sliding_window": 1024, "sliding_window_pattern": 6}, {"full": 10, "sliding": 52, "linear": 0}),
+    "every sixth": (
+        {"num_hidden_layers": 62, "sliding_window": 1024, "sliding_window_pattern": 6},
+        {"full": 10, "sliding": 52, "linear": 0},
+    ),
     "all sliding": ({"num_hidden_layers": 32, "sliding_window": 4096}, {"full": 0, "sliding": 32, "linear": 0}),
-    "window switched off": ({"num_hidden_layers": 28, "sliding_window": 4096, "use_sliding_window": False}, {"full": 28, "sliding": 0, "linear": 0}),
+    "window switched off": (
+        {"num_hidden_layers": 28, "sliding_window": 4096, "use_sliding_window": False},
+        {"full": 28, "sliding": 0, "linear": 0},
+    ),
     "window of null": ({"num_hidden_layers": 32, "sliding_window": None}, {"full": 32, "sliding": 0, "linear": 0}),
     "letters": (NEMOTRON, {"full": 2, "sliding": 0, "linear": 4}),
     "flags": ({"num_hidden_layers": 4, "attn_type_list": [0, 0, 0, 1]}, {"full": 1, "sliding": 0, "linear": 3}),
@@ -146,7 +152,9 @@ def test_cache_dtype(config, asked, expected):
     assert _fit.cache_dtype(config, asked) == expected
 
 
-@pytest.mark.parametrize("call", [lambda: _fit.cache_dtype({}, "int3"), lambda: _fit.fit({}, 1), lambda: _fit.index_bytes({"weight_map": {}})])
+@pytest.mark.parametrize(
+    "call", [lambda: _fit.cache_dtype({}, "int3"), lambda: _fit.fit({}, 1), lambda: _fit.index_bytes({"weight_map": {}})]
+)
 def test_what_cannot_be_computed(call):
     with pytest.raises(Problem) as caught:
         call()

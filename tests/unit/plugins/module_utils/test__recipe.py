@@ -96,7 +96,9 @@ def test_a_recipe_of_ours_is_checked(change, found):
     assert caught.value.id == "recipe-invalid" and caught.value.found.startswith(found) and "the recipe mine" in caught.value.found
 
 
-@pytest.mark.parametrize("data", [None, [], {}, {"recipe_version": "3", "model": "o/m"}, {"recipe_version": "1", "name": "x", "container": "y"}])
+@pytest.mark.parametrize(
+    "data", [None, [], {}, {"recipe_version": "3", "model": "o/m"}, {"recipe_version": "1", "name": "x", "container": "y"}]
+)
 def test_what_is_no_recipe(data):
     with pytest.raises(Problem) as caught:
         _recipe.parse(data, "file")
@@ -300,7 +302,12 @@ CHANGES = {
         "vllm_args",
         ["--x", "http://x:1234"],
     ),
-    "the module's name": ({"command": "python3 -m vllm.entrypoints.openai.api_server --model {model} --seed 1"}, None, "vllm_args", ["--seed", "1"]),
+    "the module's name": (
+        {"command": "python3 -m vllm.entrypoints.openai.api_server --model {model} --seed 1"},
+        None,
+        "vllm_args",
+        ["--seed", "1"],
+    ),
     "a negative number": ({"command": "vllm serve {model} --seed -1"}, None, "vllm_args", ["--seed", "-1"]),
     "another model": ({"command": "vllm serve o/other"}, "model", "image", "ghcr.io/example-org/vllm-gb10:2026.11"),
     "a path": ({"model": "/models/x", "command": None}, "model", "image", "ghcr.io/example-org/vllm-gb10:2026.11"),
@@ -308,10 +315,20 @@ CHANGES = {
     "a pipe": ({"command": "vllm serve {model} | tee log"}, "command", "model", "example-org/Alpaca-9-120B-FP8"),
     "an open quotation": ({"command": "vllm serve {model} --x '{"}, "command", "model", "example-org/Alpaca-9-120B-FP8"),
     "data parallel of one": ({"command": "vllm serve {model} -dp 1"}, None, "model", "example-org/Alpaca-9-120B-FP8"),
-    "an unknown executor": ({"command": "vllm serve {model} --distributed-executor-backend uni"}, "--distributed-executor-backend", "executor", "mp"),
+    "an unknown executor": (
+        {"command": "vllm serve {model} --distributed-executor-backend uni"},
+        "--distributed-executor-backend",
+        "executor",
+        "mp",
+    ),
     "a length of auto": ({"command": "vllm serve {model} --max-model-len auto"}, "--max-model-len", "executor", "mp"),
     "another tokenizer": ({"command": "vllm serve {model} --tokenizer o/t"}, "--tokenizer", "executor", "mp"),
-    "a draft by its own flag": ({"command": "vllm serve {model} --speculative-config.model o/d"}, "--speculative-config.model", "executor", "mp"),
+    "a draft by its own flag": (
+        {"command": "vllm serve {model} --speculative-config.model o/d"},
+        "--speculative-config.model",
+        "executor",
+        "mp",
+    ),
     "an image that is built": ({"build_args": ["--vllm-ref", "x"]}, "build_args", "executor", "mp"),
     "its own builder": ({"builder": "uv-venv"}, "builder", "executor", "mp"),
     "images of machines": ({"containers": [{"image": "x", "host": "y"}]}, "containers", "executor", "mp"),
@@ -455,10 +472,19 @@ def test_overview():
     recipes = {
         "big": {**_recipe.empty("big", "own"), "nodes": [4], "weights_gib": 335.0},
         "fat": {**_recipe.empty("fat", "own"), "nodes": [2], "weights_gib": 190.0},
-        "good": {**_recipe.empty("good", "own"), "nodes": [1, 2], "memory_gib": 40.0, "settings": {"model": "o/m", "gpu_memory_utilization": 0.5}},
+        "good": {
+            **_recipe.empty("good", "own"),
+            "nodes": [1, 2],
+            "memory_gib": 40.0,
+            "settings": {"model": "o/m", "gpu_memory_utilization": 0.5},
+        },
     }
     rows = {row["name"]: row for row in _recipe.overview(recipes, 2, SPARK)}
-    assert {name: row["verdict"] for name, row in rows.items()} == {"big": "no: for 4 nodes", "fat": "no: 95.0 GiB of 91.2 GiB", "good": "yes"}
+    assert {name: row["verdict"] for name, row in rows.items()} == {
+        "big": "no: for 4 nodes",
+        "fat": "no: 95.0 GiB of 91.2 GiB",
+        "good": "yes",
+    }
     assert (rows["good"]["per_node_gib"], rows["big"]["per_node_gib"]) == (20.0, 83.8)
     assert _recipe.overview(recipes, 2, SPARK * 2)[1]["fits"] and not _recipe.overview(recipes, 2, SPARK // 3)[2]["fits"]
     text = _recipe.table(list(rows.values()), 2, SPARK, True)
