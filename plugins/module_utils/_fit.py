@@ -13,6 +13,7 @@ import math
 import typing as t
 
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
+from ansible_collections.dgxspark.serving.plugins.module_utils._status import columns
 
 GIB = 1 << 30
 SPARK_MEMORY = 127535084 * 1024  # MemTotal of a DGX Spark, bytes; older firmware shows about 2 GiB less
@@ -391,12 +392,6 @@ def gate(
 # --- what a person reads ---------------------------------------------------------------------------------------------------
 
 
-def columns(rows: t.Sequence[t.Sequence[str]]) -> str:
-    """Rows as aligned columns; the first row is the heading."""
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
-
-
 def table(name: str, weights: int, rows: t.Sequence[t.Mapping[str, t.Any]], told: t.Sequence[str] = ()) -> str:
     """The plan: one line for each number of nodes. Each row is a result of ``fit`` and ``nodes``."""
     lines = [["NODES", "TP x PP", "WEIGHTS/NODE", "FOR KV/NODE", "KV/TOKEN", "LONGEST CONTEXT", "REQUESTS", ""]]
@@ -419,4 +414,4 @@ def table(name: str, weights: int, rows: t.Sequence[t.Mapping[str, t.Any]], told
         f"{name}: weights {text_of(weights)}, KV cache {first['kv_dtype']}, "
         f"{text_of(first['budget'])} for vLLM on each GPU, of it {text_of(first['reserve'])} kept for activations and graphs"
     )
-    return "\n".join([head, "", columns(lines), *[f"! {line}" for line in told]])
+    return "\n".join([head, "", *columns(lines), *[f"! {line}" for line in told]])

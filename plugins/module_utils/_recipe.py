@@ -16,6 +16,7 @@ import typing as t
 
 from ansible_collections.dgxspark.serving.plugins.module_utils import _fit
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
+from ansible_collections.dgxspark.serving.plugins.module_utils._status import columns
 
 PREFIX = "spark_"
 MOST_NODES = 64
@@ -730,7 +731,7 @@ def table(rows: t.Sequence[t.Mapping[str, t.Any]], nodes: int, memory: int, assu
             ]
         )
     what = "assumed, as in a DGX Spark" if assumed else "the smallest"
-    return f"{noun([nodes])}, {_fit.text_of(memory)} of memory each ({what}). PER NODE: the weights.\n\n{_fit.columns(lines)}"
+    return f"{noun([nodes])}, {_fit.text_of(memory)} of memory each ({what}). PER NODE: the weights.\n\n" + "\n".join(columns(lines))
 
 
 def describe(recipe: t.Mapping[str, t.Any]) -> str:
