@@ -155,7 +155,7 @@ def test_a_server_that_runs_has_shown_that_it_fits(run):
 
 
 def test_before_the_model_is_there_the_recipe_says_its_size(run):
-    members = loaded(1, complete=False, bytes=0, config=None)
+    members = loaded(300, complete=False, config=None)  # what is there of it so far says nothing
     inputs = {"settings": {**gang.settings(), "fabric_address": gang.ADDRESSES["spark-1"]}, "recipe": {"weights_gib": 250.0}}
     assert run("spark-1", members, found={"spark-1": {"preflight_inputs": inputs}})["problem"]["id"] == "MEM-03"
     assert not run("spark-1", members).get("failed")

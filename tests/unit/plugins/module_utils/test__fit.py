@@ -129,6 +129,8 @@ def test_state_of_linear_layers():
     assert _fit.cost(REFERENCE, 2).fixed == 36 * 4268032 / 2
     # 128 heads of 64 x 128, and three positions of 8192 + 2 x 8 x 128 channels
     assert _fit.state_bytes(NEMOTRON) == (128 * 64 * 128 + 3 * (8192 + 2048)) * 2
+    # groups that do not divide by the ranks are copied to each of them
+    assert _fit.state_bytes(NEMOTRON, 16) == (128 * 64 * 128 + 3 * (8192 + 2 * 16 * 128)) * 2 / 16
     assert _fit.remarks({**LLAMA, "layer_types": ["linear_attention"] * 80}) == [
         "linear layers of a kind that is not known here: their state is not counted"
     ]
@@ -242,8 +244,8 @@ def test_gate_warns_of_a_context_that_may_not_fit():
     problem, warnings = _fit.gate(settings, PAIR, 127163011832, REFERENCE)
     assert problem is None and len(warnings) == 1
     assert warnings[0].startswith("MEM-03: ") and "262144 tokens" in warnings[0] and "--kv-cache-dtype fp8" in warnings[0]
-    settings["max_model_len"] = 16384
-    assert _fit.gate(settings, PAIR, 127163011832, REFERENCE) == (None, [])
+    for more in ({"max_model_len": 16384}, {"vllm_args": ["--quantization", "fp8"]}):
+        assert _fit.gate({**settings, **more}, PAIR, 127163011832, REFERENCE) == (None, [])
 
 
 def test_gate_says_nothing_of_a_model_it_does_not_know():
