@@ -166,6 +166,16 @@ def targets(
     return sorted(chosen.items())
 
 
+def absent(models: t.Sequence[t.Mapping[str, t.Any]], prune: t.Sequence[str]) -> list[str]:
+    """Targets that name nothing in this cache: already gone, or a spelling mistake."""
+    names = {model["repo_id"] for model in models} | {name for name in names_of(models) if "@" in name}
+    return [
+        target
+        for target in prune
+        if target != UNUSED and not any(name == target or ("@" in target and name.startswith(target)) for name in names)
+    ]
+
+
 def doomed(cache_dir: str, repo: str, commits: t.Sequence[str], stamp_dir: str | None = None) -> list[str]:
     """Paths that go, in the order in which they go: names before content, so that what is left is never taken for complete."""
     folder = _snapshot.repo_dir(cache_dir, repo)

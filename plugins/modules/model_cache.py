@@ -99,6 +99,11 @@ removed:
   returned: without O(rows)
   type: list
   elements: str
+absent:
+  description: What O(prune) names and the cache does not have.
+  returned: without O(rows)
+  type: list
+  elements: str
 freed:
   description: Bytes that it frees.
   returned: without O(rows)
@@ -159,7 +164,7 @@ def run(params: dict[str, t.Any], result: dict[str, t.Any], check_mode: bool) ->
     """The whole module; fills ``result``."""
     cache = _snapshot.resolve_cache_dir(params["cache_dir"])
     before = _models.scan(cache, STAMP_DIR)
-    result.update(cache_dir=cache, models=before)
+    result.update(cache_dir=cache, models=before, absent=_models.absent(before, params["prune"]))
     for repo, commits in _models.targets(before, params["prune"], params["served"], params["keep"]):
         paths = _models.doomed(cache, repo, commits, STAMP_DIR)
         names = [f"{repo}@{commit}" for commit in commits] or [repo]
@@ -180,6 +185,7 @@ def run(params: dict[str, t.Any], result: dict[str, t.Any], check_mode: bool) ->
         if check_mode:
             left = [name for name in left if name not in gone and name.partition("@")[0] not in gone]
         result["diff"] = {
+            **dict.fromkeys(("before_header", "after_header"), f"{params['node']}: {cache}"),
             "before": "".join(f"{name}\n" for name in _models.names_of(before)),
             "after": "".join(f"{name}\n" for name in left),
         }

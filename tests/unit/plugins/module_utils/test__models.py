@@ -119,6 +119,12 @@ def test_what_must_stay(cache, prune, running, ident):
     assert caught.value.id == ident and caught.value.stage == "models"
 
 
+def test_absent(cache):
+    models = _models.scan(cache)
+    there = ["unused", "org/empty", REPO, f"{REPO}@{A[:7]}", f"{REPO}@{A}"]
+    assert _models.absent(models, [*there, "org/mod", f"{REPO}@{C}", "unusd"]) == ["org/mod", f"{REPO}@{C}", "unusd"]
+
+
 def test_a_revision_takes_only_what_no_other_uses(cache, stamps):
     paths = _models.doomed(cache, REPO, [A], stamps)
     folder = _snapshot.repo_dir(cache, REPO)

@@ -58,6 +58,7 @@ def test_check_change_and_nothing_more_to_do(node):
     assert done["changed"] and done["removed"] == [f"org/model@{A}", "org/other"] and done["freed"] == 200
     assert [(m["repo_id"], [r["revision"] for r in m["revisions"]]) for m in done["models"]] == [("org/model", [B])]
     assert done["diff"] == checked["diff"]
+    assert done["diff"].pop("before_header") == done["diff"].pop("after_header") == f"spark-1: {node.root}/hf"
     assert done["diff"] == {"before": f"org/model@{A}\norg/model@{B}\norg/other@{A}\n", "after": f"org/model@{B}\n"}
     for check in (False, True):
         again = node(check=check, **prune)
