@@ -17,7 +17,7 @@ from ansible.utils.display import Display
 
 from ansible_collections.dgxspark.serving.plugins.action import serving_recipes
 from ansible_collections.dgxspark.serving.plugins.action.node_info import unreachable
-from ansible_collections.dgxspark.serving.plugins.module_utils import _fit
+from ansible_collections.dgxspark.serving.plugins.module_utils import _fit, _snapshot
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 
 display = Display()
@@ -54,8 +54,8 @@ def local_weights(folder: str) -> int | None:
     index = os.path.join(folder, "model.safetensors.index.json")
     if os.path.isfile(index):
         return _fit.index_bytes(read_json(index))
-    files = [name for name in os.listdir(folder) if name.endswith(".safetensors")]
-    return sum(os.path.getsize(os.path.join(folder, name)) for name in files) or None
+    rows = [{"path": name, "size": os.path.getsize(os.path.join(folder, name))} for name in os.listdir(folder)]
+    return _snapshot.weight_bytes(rows) or None
 
 
 class ActionModule(ActionBase):
@@ -107,7 +107,7 @@ class ActionModule(ActionBase):
     def _model(self, settings: dict[str, t.Any], variables: dict[str, t.Any]) -> tuple[dict[str, t.Any], int]:
         """config.json and the bytes of the weights. Raises Problem."""
         arguments = self._task.args
-        weights = int(float(arguments.get("weights_gib") or 0) * _fit.GIB) or None
+        weights: int | None = int(float(arguments.get("weights_gib") or 0) * _fit.GIB)
         if arguments.get("index"):
             weights = _fit.index_bytes(read_json(str(arguments["index"])))
         if arguments.get("config"):
@@ -118,8 +118,9 @@ class ActionModule(ActionBase):
                 raise source_problem(f"{path} and no weights beside it")
             return read_json(path), weights
         snapshot = self._on_head(settings, variables)
-        if snapshot.get("config") and (weights or snapshot.get("complete")):
-            return snapshot["config"], weights or int(snapshot["bytes"])
+        weights = weights or (int(snapshot.get("weights") or 0) if snapshot.get("complete") else 0)
+        if snapshot.get("config") and weights:
+            return snapshot["config"], weights
         config, size = self._from_hub(settings, variables)
         return config, weights or size
 
@@ -144,7 +145,7 @@ class ActionModule(ActionBase):
         repository, revision = urllib.parse.quote(settings["model"]), urllib.parse.quote(settings["model_revision"], safe="")
         config = self._get(f"{base}/{repository}/resolve/{revision}/config.json", variables)
         listed = self._get(f"{base}/api/models/{repository}/revision/{revision}?blobs=true", variables).get("siblings") or []
-        size = sum(int(row.get("size") or 0) for row in listed if str(row.get("rfilename", "")).endswith(".safetensors"))
+        size = _snapshot.weight_bytes({"path": str(row.get("rfilename", "")), "size": row.get("size")} for row in listed)
         if not size:
             raise source_problem(f"no size of weights at {base} for {settings['model']}")
         return config, size

@@ -10,7 +10,7 @@ import typing as t
 import yaml
 from ansible.plugins.action import ActionBase
 
-from ansible_collections.dgxspark.serving.plugins.module_utils import _fit, _plan
+from ansible_collections.dgxspark.serving.plugins.module_utils import _fit, _plan, _snapshot
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 
 
@@ -32,7 +32,7 @@ class ActionModule(ActionBase):
             told: list[str] = []
             if arguments.get("check", True):
                 self._refuse(settings, members, name)
-                told = self._memory(settings, members, name, variables["preflight_inputs"].get("recipe") or {})
+                told = self._memory(settings, members, name, variables)
             plan = _plan.serving_plan(settings, members, arguments.get("image_fingerprint") or "", arguments.get("revision") or "")
             if plan["head"] == name:
                 told = [] if plan["server_in_place"] else told  # what serves has shown that it fits
@@ -67,13 +67,18 @@ class ActionModule(ActionBase):
             }
 
     @staticmethod
-    def _memory(settings: dict[str, t.Any], members: list[dict[str, t.Any]], name: str, recipe: dict[str, t.Any]) -> list[str]:
-        """The model against the memory of the nodes: the snapshot on the head, before it is there what the recipe says. The head tells it."""
+    def _memory(settings: dict[str, t.Any], members: list[dict[str, t.Any]], name: str, variables: t.Mapping[str, t.Any]) -> list[str]:
+        """The model against the memory of the nodes: what was just downloaded, else the snapshot on the head, else what the recipe says.
+
+        The head tells it.
+        """
         head = next((m for m in members if m["head"]), None)
         if head is None or head["name"] != name:
             return []
         snapshot = head["node"].get("snapshot") or {}
-        weights = int(snapshot.get("bytes") or 0) if snapshot.get("complete") else 0
+        weights = _snapshot.weight_bytes((variables.get("model_download_snapshot") or {}).get("manifest") or [])
+        weights = weights or (int(snapshot.get("weights") or 0) if snapshot.get("complete") else 0)
+        recipe = variables["preflight_inputs"].get("recipe") or {}
         weights = weights or int((recipe.get("weights_gib") or 0) * _fit.GIB)
         memories = {m["name"]: m["node"]["memory"]["total"] for m in members if m["node"].get("memory")}
         problem, told = _fit.gate(settings, memories, weights, snapshot.get("config"))

@@ -328,7 +328,8 @@ def options(settings: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
 def shrinks(settings: t.Mapping[str, t.Any]) -> bool:
     """Whether the server may hold less in memory than the files have: weights that are quantised while they load, or kept elsewhere."""
     words = settings.get("vllm_args") or []
-    return any(argument(words, flag) is not None for flag in ("--quantization", "-q", "--cpu-offload-gb", "--language-model-only"))
+    flags = any(argument(words, flag) is not None for flag in ("--quantization", "-q", "--cpu-offload-gb", "--language-model-only"))
+    return flags or any("OFFLOAD" in str(key).upper() for key in settings.get("env") or {})
 
 
 def text_of(size: float) -> str:

@@ -84,7 +84,7 @@ def test_a_folder_with_the_model(run, tmp_path):
 
 def snapshot(**more):
     config = json.loads((FIXTURES / "qwen3.5-122b-a10b-fp8.config.json").read_text("utf-8"))
-    return {"node": {"snapshot": {"complete": True, "bytes": WEIGHTS, "config": config, **more}}}
+    return {"node": {"snapshot": {"complete": True, "bytes": WEIGHTS + 7, "weights": WEIGHTS, "config": config, **more}}}
 
 
 def test_the_heads_cache(run):
@@ -101,7 +101,7 @@ HUB = {
             {
                 "siblings": [
                     {"rfilename": "a.safetensors", "size": WEIGHTS},
-                    {"rfilename": "README.md", "size": 7},
+                    {"rfilename": "original/a.safetensors", "size": 7},
                     {"rfilename": "b.safetensors"},
                 ]
             }

@@ -126,7 +126,7 @@ LLAMA = {"num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_head
 
 def loaded(gib, **more):
     """A pair with the memory of Sparks and a model of so many GiB on the head."""
-    snapshot = {"bytes": gib << 30, "complete": True, "config": LLAMA, **more}
+    snapshot = {"bytes": 999 << 30, "weights": gib << 30, "complete": True, "config": LLAMA, **more}
     return gang.pair({**MEMORY, "snapshot": snapshot}, MEMORY)
 
 
@@ -159,6 +159,14 @@ def test_before_the_model_is_there_the_recipe_says_its_size(run):
     inputs = {"settings": {**gang.settings(), "fabric_address": gang.ADDRESSES["spark-1"]}, "recipe": {"weights_gib": 250.0}}
     assert run("spark-1", members, found={"spark-1": {"preflight_inputs": inputs}})["problem"]["id"] == "MEM-03"
     assert not run("spark-1", members).get("failed")
+
+
+def test_what_was_just_downloaded_counts(run):
+    rows = [{"path": f"model-{n}.safetensors", "size": 125 << 30} for n in (1, 2)]
+    found = {"spark-1": {"model_download_snapshot": {"manifest": rows}}}
+    assert run("spark-1", loaded(1), found=found)["problem"]["id"] == "MEM-03"
+    rows = [{"path": f"original/{n}.safetensors", "size": 125 << 30} for n in (1, 2)]  # for other programs
+    assert not run("spark-1", loaded(1), found={"spark-1": {"model_download_snapshot": {"manifest": rows}}}).get("failed")
 
 
 def test_nodes_with_different_memory(run):

@@ -227,6 +227,7 @@ def test_gate_lets_the_reference_through():
         ({"gpu_memory_utilization": 0.45}, 127163011832, True),
         ({"vllm_args": ["--quantization", "fp8"]}, 250 * _fit.GIB, False),
         ({"vllm_args": ["--cpu-offload-gb=20"]}, 250 * _fit.GIB, False),
+        ({"env": {"VLLM_PLE_CPU_OFFLOAD": "1"}}, 250 * _fit.GIB, False),
         ({}, None, False),
         ({}, 190 * _fit.GIB, False),
     ],
