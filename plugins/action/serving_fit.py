@@ -2,7 +2,8 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 
-"""Plans a model: its config.json and the size of its weights from files, from the head's cache, or from the hub through the head; _fit computes."""
+"""Plans a model: its config.json and the size of its weights from files, from the head's cache, or from the hub through the head; _fit
+computes."""
 
 from __future__ import annotations
 

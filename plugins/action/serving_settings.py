@@ -54,7 +54,8 @@ def own_recipes() -> dict[str, dict[str, t.Any]]:
 
 
 def recipe_path(wanted: str, folders: t.Iterable[str]) -> str:
-    """The file of a recipe: a name of ours, or a path (one with a slash or a suffix), relative to the first folder that has it. Raises Problem."""
+    """The file of a recipe: a name of ours, or a path (one with a slash or a suffix), relative to the first folder that has it. Raises
+    Problem."""
     if not (os.sep in wanted or wanted.endswith((".yml", ".yaml"))):
         path = os.path.join(RECIPES, f"{wanted}.yml")
         if os.path.isfile(path):

@@ -2,8 +2,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What fits: weights, KV cache, context length and concurrent requests from a model's config.json and the size of its weights.
 
-PRIVATE to the collection. Pure functions over plain data. The rules of the KV cache are those of vLLM 0.32 (``vllm/v1/kv_cache_interface.py``):
-a sliding layer keeps its window and what is in flight, a linear layer a state of fixed size for each request, a latent (MLA) cache is the same on
+PRIVATE to the collection. Pure functions over plain data. The rules of the KV cache are those of vLLM 0.32
+(``vllm/v1/kv_cache_interface.py``):
+a sliding layer keeps its window and what is in flight, a linear layer a state of fixed size for each request, a latent (MLA) cache is
+the same on
 every rank of a tensor parallel group. Blocks, padding and speculative tokens are not counted, so the true need is a little higher.
 """
 
@@ -97,7 +99,8 @@ def model_dtype(config: t.Mapping[str, t.Any]) -> str:
 
 
 def cache_dtype(config: t.Mapping[str, t.Any], asked: str = "auto") -> str:
-    """What ``--kv-cache-dtype`` means for this model; "auto" is what a ModelOpt checkpoint says, else the model's own type. Raises Problem."""
+    """What ``--kv-cache-dtype`` means for this model; "auto" is what a ModelOpt checkpoint says, else the model's own type. Raises
+    Problem."""
     name = asked.lower()
     if name == "auto":
         quantization = config.get("quantization_config") or {}
@@ -302,7 +305,8 @@ def fit(
 
 
 def argument(words: t.Sequence[t.Any], *flags: str) -> str | None:
-    """Value of an argument of ``vllm serve`` in a list of words ("" for one without a value), the last one wins; None when it is not there."""
+    """Value of an argument of ``vllm serve`` in a list of words ("" for one without a value), the last one wins; None when it is not
+    there."""
     found = None
     for place, word in enumerate(map(str, words)):
         name, equals, value = word.partition("=")
@@ -342,7 +346,8 @@ def gate(
 ) -> tuple[Problem | None, list[str]]:
     """The memory of the nodes (name: bytes) against the model, before it is loaded: what cannot be, and what is worth a warning.
 
-    Refused is only what no engine can do: weights larger than the share of the smallest node's memory. The rest is an estimate, hence a warning.
+    Refused is only what no engine can do: weights larger than the share of the smallest node's memory. The rest is an estimate, hence a
+    warning.
     """
     if not memories:
         return None, []
@@ -350,7 +355,8 @@ def gate(
     warnings = []
     if memories[largest] - memories[smallest] > APART * memories[largest]:
         warnings.append(
-            f"MEM-06: {smallest} has {text_of(memories[smallest])} of memory and {largest} {text_of(memories[largest])}; the smallest decides what fits"
+            f"MEM-06: {smallest} has {text_of(memories[smallest])} of memory and {largest} {text_of(memories[largest])}; "
+            "the smallest decides what fits"
         )
     if not weights:
         return None, warnings
@@ -363,10 +369,12 @@ def gate(
             "MEM-03",
             node=smallest,
             stage="memory",
-            found=f"weights of {text_of(weights)} over {ranks} ranks, {text_of(each)} each, and {text_of(budget)} that vLLM may take of {smallest} "
+            found=f"weights of {text_of(weights)} over {ranks} ranks, {text_of(each)} each, and {text_of(budget)} that vLLM may take "
+            f"of {smallest} "
             f"(spark_gpu_memory_utilization {utilization:g} of {text_of(memories[smallest] / gpus)})",
             expected="weights that fit, with room for the KV cache",
-            remedy="more nodes, a smaller quantisation of the model, or a higher spark_gpu_memory_utilization (at most 0.90); playbooks/plan.yml computes it",
+            remedy="more nodes, a smaller quantisation of the model, or a higher spark_gpu_memory_utilization (at most 0.90); "
+            "playbooks/plan.yml computes it",
         )
         return problem, warnings
     if config:
@@ -384,7 +392,8 @@ def gate(
         if result["verdict"] != "fits" and not shrinks(settings):
             wanted = options(settings)["max_model_len"] or text_config(config).get("max_position_embeddings")
             warnings.append(
-                f"MEM-03: an estimate leaves {text_of(result['kv_space'])} on {smallest} for the KV cache, and one request of {wanted} tokens may not fit "
+                f"MEM-03: an estimate leaves {text_of(result['kv_space'])} on {smallest} for the KV cache, "
+                f"and one request of {wanted} tokens may not fit "
                 f"(longest context about {result['longest_context']}). Set spark_max_model_len, or --kv-cache-dtype fp8"
             )
     return None, warnings

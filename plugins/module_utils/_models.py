@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What lies in a Hugging Face cache: all models with their revisions, which of it is complete, and what may be removed.
 
-PRIVATE to the collection. ``scan`` and ``remove`` touch the file system of the node; the rest are pure functions over plain data. Nothing outside the
+PRIVATE to the collection. ``scan`` and ``remove`` touch the file system of the node; the rest are pure functions over plain data.
+Nothing outside the
 directories of a model is ever removed: links that lead elsewhere (blobs shared by several models) stay what they are.
 """
 

@@ -2,8 +2,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Recipes: the data of one model. Ours, and those of sparkrun (version 2) and of eugr/spark-vllm-docker (version 1) as they are.
 
-PRIVATE to the collection. Pure functions over plain data: a recipe comes in as the dictionary that its YAML file holds. A foreign one is mapped to
-inputs of ours; each of its fields that cannot be honoured is named, as a warning, or as an error where leaving it out would change what is served.
+PRIVATE to the collection. Pure functions over plain data: a recipe comes in as the dictionary that its YAML file holds. A foreign one is
+mapped to
+inputs of ours; each of its fields that cannot be honoured is named, as a warning, or as an error where leaving it out would change what
+is served.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from ansible_collections.dgxspark.serving.plugins.module_utils._status import co
 PREFIX = "spark_"
 MOST_NODES = 64
 
-# Inputs that belong to one model: when -e recipe=... asks for another model than the inventory names, the inventory's are about that other one.
+# Inputs that belong to one model: when -e recipe=... asks for another model than the inventory names, the inventory's are about that one.
 BOUND = (
     "image",
     "model",
@@ -118,7 +120,8 @@ FILES = ("--chat-template", "--reasoning-parser-plugin", "--tool-parser-plugin")
 # Somebody else's interfaces and addresses, and what the collection sets on every node itself.
 SITE_ENV = re.compile(
     r"NCCL_(SOCKET_IFNAME|IB_HCA|IB_GID_INDEX|IB_DISABLE|NET)|GLOO_SOCKET_IFNAME|TP_SOCKET_IFNAME|UCX_NET_DEVICES|OMPI_MCA_\w+|MN_IF_NAME"
-    r"|VLLM_HOST_IP|MASTER_ADDR|MASTER_PORT|NODE_IP|RAY_(NODE_IP_ADDRESS|OVERRIDE_NODE_IP_ADDRESS|ADDRESS)|HF_HOME|HF_HUB_OFFLINE|TRANSFORMERS_OFFLINE"
+    r"|VLLM_HOST_IP|MASTER_ADDR|MASTER_PORT|NODE_IP|RAY_(NODE_IP_ADDRESS|OVERRIDE_NODE_IP_ADDRESS|ADDRESS)"
+    r"|HF_HOME|HF_HUB_OFFLINE|TRANSFORMERS_OFFLINE"
 )
 SECRET_ENV = re.compile(r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|API_KEY)$")
 NAMED = {
@@ -178,7 +181,8 @@ def parse(data: t.Any, name: str) -> dict[str, t.Any]:
         return eugr(data, name)
     raise refuse(
         f"{name}, which is no recipe in a known format",
-        "a recipe of this collection (settings), of sparkrun (recipe_version 2, model) or of spark-vllm-docker (recipe_version 1, container, command)",
+        "a recipe of this collection (settings), of sparkrun (recipe_version 2, model) or of spark-vllm-docker (recipe_version 1, "
+        "container, command)",
         "see docs/recipes.md for the fields",
     )
 
@@ -551,7 +555,8 @@ def apply(
 ) -> tuple[dict[str, t.Any], dict[str, t.Any]]:
     """The inputs with what the recipe fills in, and a report of what came from where.
 
-    ``given``: inputs that are set (whole names), ``extra``: those of them from the command line, ``asked``: the recipe itself is from the command line
+    ``given``: inputs that are set (whole names), ``extra``: those of them from the command line, ``asked``: the recipe itself is from
+    the command line
     (else from the inventory), ``nodes``: of the inventory, ``known``: reads our own recipes, for the advice. Raises Problem.
     """
     name = recipe["name"]

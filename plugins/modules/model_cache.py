@@ -34,7 +34,8 @@ options:
     default: ~/.cache/huggingface
   prune:
     description:
-      - What is removed. C(organisation/name) with all its revisions, C(organisation/name@commit) (seven digits of the commit are enough), or V(unused)
+      - What is removed. C(organisation/name) with all its revisions, C(organisation/name@commit) (seven digits of the commit are
+        enough), or V(unused)
         for everything that is neither in O(served) nor in O(keep).
       - What is not in the cache is no error.
     type: list
@@ -51,7 +52,8 @@ options:
     elements: str
     default: []
   nodes:
-    description: Facts of M(dgxspark.serving.node_info) of all nodes. What their containers serve counts as O(served). The node itself does not get them.
+    description: Facts of M(dgxspark.serving.node_info) of all nodes. What their containers serve counts as O(served). The node itself
+      does not get them.
     type: list
     elements: dict
     default: []
@@ -89,7 +91,8 @@ cache_dir:
   type: str
 models:
   description:
-    - Every model with C(repo_id), C(bytes) on the disk, C(partial) (bytes of unfinished downloads and copies) and C(revisions) (C(revision), C(refs),
+    - Every model with C(repo_id), C(bytes) on the disk, C(partial) (bytes of unfinished downloads and copies) and C(revisions)
+      (C(revision), C(refs),
       C(complete), C(verified), C(bytes), C(reason)). After the removal, in check mode before it.
   returned: without O(rows)
   type: list

@@ -10,11 +10,15 @@ module: serving_fit
 short_description: Compute what of a model fits on how many nodes
 version_added: 0.1.0
 description:
-  - From the model's C(config.json) and the size of its weights computes the weights of each node, the KV cache of one token, the longest context and
-    the number of concurrent requests, and prints a table with one line for each number of nodes. The same arithmetic warns in the role C(preflight).
+  - From the model's C(config.json) and the size of its weights computes the weights of each node, the KV cache of one token, the longest
+    context and
+    the number of concurrent requests, and prints a table with one line for each number of nodes. The same arithmetic warns in the role
+    C(preflight).
   - Knows multi-head, grouped-query and latent attention, sliding windows, and hybrids with linear layers (gated delta net, Mamba 2).
-  - Files and arguments come first. Without them the snapshot in the head's cache is read, and when it is not there the hub is asked by the head.
-  - It is an estimate; blocks, padding, draft tokens and the vision encoder are not counted, and C(reserve) stands for activations and graphs.
+  - Files and arguments come first. Without them the snapshot in the head's cache is read, and when it is not there the hub is asked by
+    the head.
+  - It is an estimate; blocks, padding, draft tokens and the vision encoder are not counted, and C(reserve) stands for activations and
+    graphs.
 author:
   - dgxspark.serving contributors (!UNKNOWN)
 extends_documentation_fragment:
@@ -75,8 +79,10 @@ EXAMPLES = r"""
 RETURN = r"""
 plan:
   description:
-    - C(weights) and C(memory) in bytes, C(remarks), and C(rows), one for each number of nodes. A row has C(verdict), C(weights), C(kv_space) and
-      C(kv_growth) (bytes for each GPU; the last for one token), C(longest_context) and C(context) in tokens, and C(requests) of that C(context).
+    - C(weights) and C(memory) in bytes, C(remarks), and C(rows), one for each number of nodes. A row has C(verdict), C(weights),
+      C(kv_space) and
+      C(kv_growth) (bytes for each GPU; the last for one token), C(longest_context) and C(context) in tokens, and C(requests) of that
+      C(context).
   returned: success
   type: dict
 problem:

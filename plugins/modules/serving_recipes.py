@@ -10,7 +10,8 @@ module: serving_recipes
 short_description: List the recipes and what of them fits on the nodes of the inventory
 version_added: 0.1.0
 description:
-  - Reads the recipes that the collection brings and compares each with the number of nodes in the groups C(ray_head) and C(ray_workers), and with
+  - Reads the recipes that the collection brings and compares each with the number of nodes in the groups C(ray_head) and C(ray_workers),
+    and with
     their memory where it is known (from facts), else with that of a DGX Spark.
   - With O(recipe) shows what one recipe, also a foreign one, becomes here, and which of its fields cannot be honoured.
   - Runs on the controller; no node is contacted.
@@ -49,12 +50,14 @@ EXAMPLES = r"""
 
 RETURN = r"""
 recipes:
-  description: One entry for each recipe, with C(name), C(model), C(image), C(nodes), C(per_node_gib) (weights), C(fits) and C(verdict) (why not).
+  description: One entry for each recipe, with C(name), C(model), C(image), C(nodes), C(per_node_gib) (weights), C(fits) and C(verdict)
+    (why not).
   returned: without O(recipe)
   type: list
   elements: dict
 recipe:
-  description: The recipe as the collection understands it. C(settings) are inputs without prefix, C(errors) fields that would change what is served,
+  description: The recipe as the collection understands it. C(settings) are inputs without prefix, C(errors) fields that would change
+    what is served,
     C(warnings) what is left out.
   returned: with O(recipe)
   type: dict

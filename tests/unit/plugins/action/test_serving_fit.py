@@ -21,7 +21,7 @@ GROUPS = {"ray_head": ["spark-1"], "ray_workers": ["spark-2"]}
 
 @pytest.fixture
 def run(monkeypatch):
-    """run(answers, values, **arguments): (result, printed, calls). ``answers`` of modules by their name or, for uri, by the end of the address."""
+    """run(answers, values, **arguments): (result, printed, calls). ``answers``: of modules by name, of uri by the address's end."""
     monkeypatch.setattr(serving_fit.ActionBase, "run", lambda self, tmp=None, task_vars=None: {})
     shown = []
     monkeypatch.setattr(serving_fit.display, "display", shown.append)
