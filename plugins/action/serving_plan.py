@@ -10,7 +10,7 @@ import typing as t
 import yaml
 from ansible.plugins.action import ActionBase
 
-from ansible_collections.dgxspark.serving.plugins.module_utils import _fit, _plan, _snapshot
+from ansible_collections.dgxspark.serving.plugins.module_utils import _boot_files, _fit, _plan, _snapshot
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 
 
@@ -34,6 +34,9 @@ class ActionModule(ActionBase):
                 self._refuse(settings, members, name)
                 told = self._memory(settings, members, name, variables)
             plan = _plan.serving_plan(settings, members, arguments.get("image_fingerprint") or "", arguments.get("revision") or "")
+            texts = _boot_files.sources()
+            for member in members:
+                plan["nodes"][member["name"]]["boot"] = _boot_files.boot_plan(settings, plan, member["name"], member["node"], texts)
             if plan["head"] == name:
                 told = [] if plan["server_in_place"] else told  # what serves has shown that it fits
                 told += _plan.fabric_warnings(members) if arguments.get("warn") else []
