@@ -152,6 +152,7 @@ class ActionModule(ActionBase):
             nodes=self._nodes,
             executors=spec["spark_executor"]["choices"],
             known=own_recipes,
+            any_nodes=bool(self._task.args.get("any_nodes")),
         )
         self._report["path"] = path
         return merged

@@ -552,12 +552,13 @@ def apply(
     nodes: int,
     executors: t.Collection[str],
     known: t.Callable[[], t.Mapping[str, t.Mapping[str, t.Any]]],
+    any_nodes: bool = False,
 ) -> tuple[dict[str, t.Any], dict[str, t.Any]]:
     """The inputs with what the recipe fills in, and a report of what came from where.
 
-    ``given``: inputs that are set (whole names), ``extra``: those of them from the command line, ``asked``: the recipe itself is from
-    the command line
-    (else from the inventory), ``nodes``: of the inventory, ``known``: reads our own recipes, for the advice. Raises Problem.
+    ``given``: inputs that are set (whole names), ``extra``: those of them from the command line, ``asked``: the recipe itself is from the
+    command line (else from the inventory), ``nodes``: of the inventory, ``known``: reads our own recipes, for the advice, ``any_nodes``: let
+    a recipe for another number of nodes through. Raises Problem.
     """
     name = recipe["name"]
     ignored = given.get(f"{PREFIX}recipe_ignore") or []
@@ -606,7 +607,8 @@ def apply(
         gpus = nodes * whole(result.get(f"{PREFIX}gpus_per_node"), 1)
         result[f"{PREFIX}tensor_parallel"] = max(1, gpus // whole(result.get(f"{PREFIX}pipeline_parallel"), 1))
         filled.append("tensor_parallel")
-    check_nodes(recipe, result, nodes, known)
+    if not any_nodes:
+        check_nodes(recipe, result, nodes, known)
     report = {
         "name": name,
         "format": recipe["format"],

@@ -35,6 +35,10 @@ options:
         argument specification. They are checked in the same way and returned in RV(settings).
     type: dict
     default: {}
+  any_nodes:
+    description: Accept a recipe for another number of nodes than the inventory has, for a playbook that only plans.
+    type: bool
+    default: false
 """
 
 EXAMPLES = r"""

@@ -217,6 +217,11 @@ def test_a_recipe_that_cannot_be_used(run, tmp_path, case):
     assert not run("spark-2", shared=shared).get("failed")
 
 
+def test_a_recipe_for_another_number_of_nodes_can_be_planned(run):
+    result = run(shared={**BARE, "recipe": "gpt-oss-120b"}, any_nodes=True)
+    assert result["settings"]["model"] == "openai/gpt-oss-120b" and result["recipe"]["name"] == "gpt-oss-120b"
+
+
 def test_variables_from_the_command_line(monkeypatch):
     plugin = serving_settings.ActionModule.__new__(serving_settings.ActionModule)
     plugin._loader = "loader"
