@@ -89,7 +89,7 @@ options:
     description:
       - Seconds between two completions, used with O(fresh=true).
     type: float
-    default: 1
+    default: 0.5
   fresh:
     description:
       - Whether the server was launched just now. With V(false), a server that serves already is asked without pauses and its log is not
@@ -113,7 +113,7 @@ options:
     default: 300
   interval:
     description:
-      - Seconds between two looks.
+      - Seconds between two looks at the containers and the log. Whether the server listens already is asked more often, which costs nothing.
     type: float
     default: 0.5
   slice:
@@ -227,6 +227,8 @@ CONNECT = 3.0
 QUICK = 10.0
 BEFORE = 3.0  # while the log does not say yet that it listens
 ERRORS_IN_ROW = 4
+PROBE = 0.25  # seconds between two cheap questions while nothing listens yet
+SLICE_MIN = 5.0  # a slice costs a new process on the node: a new stage alone ends it only when it has lasted this long
 
 
 def request(url: str, path: str, body: dict[str, t.Any] | None = None, key: str | None = None, total: float = QUICK) -> dict[str, t.Any]:
@@ -449,7 +451,7 @@ class Ready:
         while len(self.state["answers"]) < wanted:
             wait = float(self.state["not_before"]) - self.now()
             if wait > 0:
-                if self.now() + wait > until:
+                if wait > SLICE_MIN and self.now() + wait > until:
                     return False
                 time.sleep(wait)
             if not self.complete(watch=True):
@@ -483,9 +485,21 @@ class Ready:
                 return True
             if self.now() + self.p["interval"] > until:
                 return False
-            if budget is not None and self.state["stage"] != first_stage and self.state["stage"] not in ("health", "model"):
-                return False  # a new stage is worth a line at once
-            time.sleep(self.p["interval"])
+            if budget is not None and self.state["stage"] != first_stage and self.now() - begin >= min(SLICE_MIN, budget):
+                return False  # a new stage is worth a line
+            self.pause(self.now() + self.p["interval"])
+
+    def pause(self, until: float) -> None:
+        """Wait for the next look; end early when something begins to listen.
+
+        A look at the containers and the log costs CPU that the start itself needs, a refused connection costs nothing.
+        """
+        waiting = _vllm.ORDER[self.state["stage"]] < _vllm.ORDER["health"]
+        while self.now() < until:
+            left = until - self.now()
+            time.sleep(max(0.0, min(PROBE, left) if waiting else left))
+            if waiting and self.healthy():
+                return
 
     def result(self, ready: bool) -> dict[str, t.Any]:
         now = self.now()
@@ -532,7 +546,7 @@ def main() -> None:
             "timeout": {"type": "float", "default": 3600},
             "stage_timeouts": {"type": "dict", "default": {}},
             "completions": {"type": "int", "default": 2},
-            "pause": {"type": "float", "default": 1},
+            "pause": {"type": "float", "default": 0.5},
             "fresh": {"type": "bool", "default": False},
             "prompt": {"type": "str", "default": "Say hello."},
             "max_tokens": {"type": "int", "default": 32, "no_log": False},

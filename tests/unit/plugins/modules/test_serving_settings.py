@@ -25,8 +25,8 @@ def test_documented_are_the_arguments_that_are_read():
 
 def test_documented_are_the_results():
     source = inspect.getsource(action)
-    assert set(RESULTS) == {"settings", "gang", "peers", "topology", "problem"}
-    assert "settings=_settings.resolve(settings), gang=gang, peers=peers" in source
+    assert set(RESULTS) == {"settings", "gang", "peers", "recipe", "topology", "problem"}
+    assert "settings=_settings.resolve(settings), gang=gang, peers=peers, recipe=self._report" in source
 
 
 def test_the_sample_is_made_of_inputs():

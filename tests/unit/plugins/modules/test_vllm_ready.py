@@ -216,6 +216,25 @@ def test_nothing_listens_yet_is_refused_and_the_stage_of_the_log_counts():
     assert ready.state["stage"] == "weights" and ready.state["counter"] == [2, 5]
 
 
+def test_what_begins_to_listen_is_noticed_before_the_next_look(monkeypatch):
+    docker, slept = FakeDocker(), []
+    refused = {"kind": "refused", "status": 0, "body": "", "error": "", "seconds": 0.0}
+    with Server(GOOD) as server:
+        ready = vllm_ready.Ready(
+            params(server.url, interval=60.0), Docker(docker), lambda *a: refused if len(slept) < 3 else vllm_ready.request(*a)
+        )
+        clock = [ready.now()]
+        ready.now = lambda: clock[0]
+
+        def sleep(seconds):
+            slept.append(seconds)
+            clock[0] += seconds
+
+        monkeypatch.setattr(vllm_ready.time, "sleep", sleep)
+        assert ready.wait(None) is True
+    assert sum(slept) < 2 and docker.reads == 2, "only the looks before and after it began to listen read the log"
+
+
 def test_slices_carry_on_and_read_no_line_twice():
     script = {**GOOD, "/health": [(503, None)] * 3 + [(200, None)]}
     docker = FakeDocker(logs=["Starting to load model x", "something happens", "INFO:     Application startup complete."])
