@@ -66,7 +66,7 @@ def check(net, peer=PEER, **over):
         "interface": "enp1s0f1np1",
         "address": "192.168.200.12",
         "mtu": 9000,
-        "tcp_port": 22,
+        
         "timeout": 12.0,
         **over,
     }
