@@ -243,9 +243,9 @@ def ray_nodes() -> list[list[t.Any]]:
 
 
 @contextlib.contextmanager
-def undone(node: str, broken: str, restore: str) -> t.Iterator[None]:
-    """A broken state of a node for the time of a test; restored also when this process is killed (a minute later, by the node itself)."""
-    shell(node, f"systemd-run --quiet --collect --unit=sparklab-undo --on-active=180 sh -c {json.dumps(restore)}; {broken}")
+def undone(node: str, broken: str, restore: str, seconds: int = 180) -> t.Iterator[None]:
+    """A broken state of a node for the time of a test; restored also when this process is killed (that much later, by the node itself)."""
+    shell(node, f"systemd-run --quiet --collect --unit=sparklab-undo --on-active={seconds} sh -c {json.dumps(restore)}; {broken}")
     try:
         yield
     finally:

@@ -263,7 +263,7 @@ class PathCheck:
             return f"open: {spans(self.peer.ports)}"
         reasons = sorted(set(blocked.values()))
         found = "; ".join(f"{spans([port for port in blocked if blocked[port] == reason])}: {reason}" for reason in reasons)
-        others = f" ({spans([port for port in answers if port not in blocked])} is open)" if len(blocked) < len(answers) else ""
+        others = f" (open: {spans([port for port in answers if port not in blocked])})" if len(blocked) < len(answers) else ""
         return self._fail(
             "NET-13",
             f"no TCP connection from {self.ends.address} to {self.peer} {found}{others}",
