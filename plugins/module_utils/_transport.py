@@ -238,12 +238,16 @@ def verdict(
     hcas = ", ".join(fabric.get("hcas") or []) or "an RDMA device"
 
     def refuse(ident: str, found: str, wanted: str, remedy: str) -> Problem:
-        return Problem(ident, node=node, stage="transport", found=found, expected=wanted, remedy=remedy, ranks=[dict(rank) for rank in ranks])
+        return Problem(
+            ident, node=node, stage="transport", found=found, expected=wanted, remedy=remedy, ranks=[dict(rank) for rank in ranks]
+        )
 
     warnings: list[str] = []
     silent = [rank for rank in ranks if rank["transport"] == "unknown"]
     if len(ranks) < expected or silent:
-        found = f"{len(ranks)} of {expected} rank processes" if len(ranks) < expected else f"{describe(silent[0])} ({silent[0]['evidence']})"
+        found = (
+            f"{len(ranks)} of {expected} rank processes" if len(ranks) < expected else f"{describe(silent[0])} ({silent[0]['evidence']})"
+        )
         if require_rdma and prove:
             raise refuse(
                 "transport-unknown",
@@ -274,7 +278,9 @@ def verdict(
             warnings.append(f"{node}: {describe(rank)}: {', '.join(strange)} is not the fabric")
         if rank["transport"] == "ib" and len(rank["rails"]) < len(rails):
             unused = [f"{rail['hca']} ({rail['interface']})" for rail in rails if rail["interface"] not in rank["rails"]]
-            warnings.append(f"{node}: {describe(rank, len(rails))}: {', '.join(unused)} carries nothing, about half of the bandwidth (NCL-02)")
+            warnings.append(
+                f"{node}: {describe(rank, len(rails))}: {', '.join(unused)} carries nothing, about half of the bandwidth (NCL-02)"
+            )
     versions = sorted({str(rank["version"]) for rank in [*ranks, *others] if rank["version"]})
     if len(versions) > 1:
         raise refuse(

@@ -284,9 +284,7 @@ def measure(paths: t.Sequence[tuple[Ends, Peer]], params: dict[str, t.Any], resu
                     f"the throughput to {peer} could not be measured: {gbits.strerror or gbits} (does this check run on it at the same time?)"
                 )
                 continue
-            result["throughput"].append(
-                {"node": peer.node, "address": peer.address, "interface": ends.interface, "gbits": round(gbits, 1)}
-            )
+            result["throughput"].append({"node": peer.node, "address": peer.address, "interface": ends.interface, "gbits": round(gbits, 1)})
             warning = slow(str(peer), ends.interface, gbits, params["throughput_min"])
             warnings += [f"{params['node']}: {warning}" if params["node"] else warning] if warning else []
         receiver.wait(_throughput.STREAMS * len(ways), seconds + 8)

@@ -8,7 +8,7 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: transport_info
 short_description: Say which way the ranks of a running server really talk
-version_added: 0.2.0
+version_added: 0.1.0
 author: dgxspark.serving contributors (!UNKNOWN)
 description:
   - For each rank of this node, reads the log that NCCL wrote when it made its connections (the plan sets C(NCCL_DEBUG=INFO) and a file for each process in
@@ -227,7 +227,9 @@ class Node:
             rows = []
         return {info["local"]: row["ifname"] for row in rows for info in row.get("addr_info", []) if "local" in info}
 
-    def ranks(self, inits: t.Iterable[int], rails: t.Sequence[t.Mapping[str, t.Any]], ray: t.Callable[[int], bool]) -> list[dict[str, t.Any]]:
+    def ranks(
+        self, inits: t.Iterable[int], rails: t.Sequence[t.Mapping[str, t.Any]], ray: t.Callable[[int], bool]
+    ) -> list[dict[str, t.Any]]:
         """A record for each process that is a rank."""
         names = self.names()
         result = []

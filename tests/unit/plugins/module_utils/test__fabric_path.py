@@ -68,7 +68,6 @@ def check(net, peer=PEER, **over):
         "interface": "enp1s0f1np1",
         "address": "192.168.200.12",
         "mtu": 9000,
-        
         "timeout": 12.0,
         **over,
     }

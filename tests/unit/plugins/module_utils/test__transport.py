@@ -18,7 +18,11 @@ RAILS = [
     {"interface": "enP2p1s0f1np1", "hca": "roceP2p1s0f1", "hca_port": 1, "active": True},
 ]
 FABRIC = {"interface": "enp1s0f1np1", "hcas": [F1, P2], "rails": RAILS}
-TCP_FABRIC = {"interface": "enp1s0f1np1", "hcas": [], "rails": [{"interface": "enp1s0f1np1", "hca": None, "hca_port": None, "active": True}]}
+TCP_FABRIC = {
+    "interface": "enp1s0f1np1",
+    "hcas": [],
+    "rails": [{"interface": "enp1s0f1np1", "hca": None, "hca_port": None, "active": True}],
+}
 WORKER = (
     ":actor_name:RayWorkerProc\n(Worker pid=95) INFO 11-30 13:36:33 [parallel_state.py:1906] world_size=2 rank=1 local_rank=0 "
     "distributed_init_method=tcp://192.168.210.12:46409 backend=gloo\n"
@@ -53,7 +57,14 @@ def record(nccl=None, worker="", connections=(), names=None, rails=RAILS):
         ("spark_merged", {"network": "IB", "devices": {"rocep1s0f0": 1, "rocep1s0f1": 1}}),
         (
             "spark_socket",
-            {"network": "Socket", "rank": 0, "nranks": 2, "interface": "enp1s0f0np0", "devices": {"enp1s0f0np0": 1}, "reason": "Failed to initialize NET plugin IB"},
+            {
+                "network": "Socket",
+                "rank": 0,
+                "nranks": 2,
+                "interface": "enp1s0f0np0",
+                "devices": {"enp1s0f0np0": 1},
+                "reason": "Failed to initialize NET plugin IB",
+            },
         ),
         ("socket_channels", {"network": "Socket", "devices": {"Socket/0": 3}}),
         (

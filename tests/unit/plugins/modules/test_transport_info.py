@@ -33,7 +33,9 @@ class Proc:
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def add(self, pid: int, inside: int, space: str, title: str, files: dict[str, str] | None = None, sockets: tuple[int, ...] = ()) -> None:
+    def add(
+        self, pid: int, inside: int, space: str, title: str, files: dict[str, str] | None = None, sockets: tuple[int, ...] = ()
+    ) -> None:
         home = self.root / str(pid)
         for folder in ("ns", "fd", "net", "root/tmp/ray/session_2026/logs"):
             (home / folder).mkdir(parents=True)
@@ -103,11 +105,15 @@ def test_tcp_is_refused_where_rdma_is_required(run_module, proc):
     proc.add(200, 95, "41", "ray::RayWorkerProc.run", {"ray/session_2026/logs/worker-ab-01000000-95.out": WORKER + "gloo\n"}, (7001,))
     result = run_module(require_rdma=True)
     assert result["failed"] and result["problem"]["id"] == "rdma-unused"
-    assert result["msg"].startswith("spark-2: transport: found rank 1: gloo over tcp, enp1s0f1np1; expected every rank over RDMA (rocep1s0f1:1, ")
+    assert result["msg"].startswith(
+        "spark-2: transport: found rank 1: gloo over tcp, enp1s0f1np1; expected every rank over RDMA (rocep1s0f1:1, "
+    )
     assert result["ranks"][0]["transport"] == "tcp"
 
 
-@pytest.mark.parametrize(("params", "failed"), [({}, False), ({"require_rdma": True}, True), ({"require_rdma": True, "prove": False}, False)])
+@pytest.mark.parametrize(
+    ("params", "failed"), [({}, False), ({"require_rdma": True}, True), ({"require_rdma": True, "prove": False}, False)]
+)
 def test_no_rank_at_all(run_module, params, failed):
     result = run_module(running=False, **params)
     assert bool(result.get("failed")) is failed and result["ranks"] == []
