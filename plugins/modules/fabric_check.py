@@ -172,7 +172,7 @@ checks:
       ms: 204.1
       detail: 8972 bytes of payload pass unfragmented
 notes:
-  description: What could not be proven, such as the path MTU to a peer that drops ping; and a rail that is slow.
+  description: What could not be proven, such as the path MTU to a peer that drops ping; and a rail that is slow. Also given as warnings.
   returned: always
   type: list
   elements: str
@@ -286,7 +286,7 @@ def measure(paths: t.Sequence[tuple[Ends, Peer]], params: dict[str, t.Any], resu
                 continue
             result["throughput"].append({"node": peer.node, "address": peer.address, "interface": ends.interface, "gbits": round(gbits, 1)})
             warning = slow(str(peer), ends.interface, gbits, params["throughput_min"])
-            warnings += [f"{params['node']}: {warning}" if params["node"] else warning] if warning else []
+            warnings += [warning] if warning else []
         receiver.wait(_throughput.STREAMS * len(ways), seconds + 8)
     finally:
         receiver.close()
@@ -385,9 +385,9 @@ def main() -> None:
             raise problem
         if params["throughput"] > 0 and paths:
             result["throughput"] = []
-            for warning in measure(paths, params, result):
-                result["notes"].append(warning)
-                module.warn(warning)
+            result["notes"] += measure(paths, params, result)
+        for note in result["notes"]:
+            module.warn(f"{params['node']}: {note}" if params["node"] else note)
     except Problem as exc:
         module.fail_json(msg=exc.msg, problem=exc.as_dict(), **result)
     module.exit_json(**result)
