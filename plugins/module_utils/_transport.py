@@ -23,6 +23,7 @@ NCCL_LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET", "NCCL_DEBUG_F
 NCCL_FILES = "tmp/nccl.*.{pid}.log"
 WORKER_FILES = "tmp/ray/session_2*/logs/worker-*-{pid}.out"
 RANK_PROCESS = re.compile(r"^(ray::RayWorker(Wrapper|Proc)|VLLM::Worker)")
+_TITLE = re.compile(r"^VLLM::Worker_TP(\d+)")  # with pipeline parallel the number is not the rank, and the title has more
 
 _VERSION = re.compile(r"NCCL version (\d[\w.+-]*)")
 _NETWORK = re.compile(r"NCCL INFO Using network (.+?)\s*$")
@@ -104,10 +105,16 @@ def parse_nccl(text: str) -> dict[str, t.Any]:
     }
 
 
-def parse_worker(text: str) -> dict[str, t.Any]:
-    """{rank, world, backend} from what vLLM logs in the process of a rank; {} when it does not say."""
-    found = _WORKER.search(text)
-    return {"world": int(found[1]), "rank": int(found[2]), "backend": found[3]} if found else {}
+def parse_worker(text: str, title: str = "", maps: str = "") -> dict[str, t.Any]:
+    """{rank, world, backend} from what vLLM logs in the process of a rank; else what its title and its libraries say (the executor mp logs elsewhere)."""
+    if found := _WORKER.search(text):
+        return {"world": int(found[1]), "rank": int(found[2]), "backend": found[3]}
+    told: dict[str, t.Any] = {}
+    if found := _TITLE.search(title):
+        told["rank"] = int(found[1])
+    if "libtorch" in maps:
+        told["backend"] = "nccl" if "libnccl" in maps else "gloo"
+    return told
 
 
 # --- TCP connections of a process
@@ -151,16 +158,15 @@ def outside(connections: t.Iterable[t.Mapping[str, t.Any]], own: t.Container[str
 def rank_record(
     pid: int,
     nccl: str | None,
-    worker: str,
+    told: t.Mapping[str, t.Any],
     connections: t.Sequence[t.Mapping[str, t.Any]],
     names: t.Mapping[str, str],
     rails: t.Sequence[t.Mapping[str, t.Any]],
 ) -> dict[str, t.Any]:
-    """A rank from NCCL's log of it (None: there is none), what vLLM logged there, and its connections to other nodes.
+    """A rank from NCCL's log of it (None: there is none), what ``parse_worker`` found, and its connections to other nodes.
 
     ``names``: interface by address of this node; ``rails`` as in the result of nccl_interface_info.
     """
-    told = parse_worker(worker)
     record: dict[str, t.Any] = {
         "rank": told.get("rank"),
         "world": told.get("world", 0),

@@ -235,13 +235,15 @@ class Node:
         result = []
         for pid in self.processes(inits):
             inside = self.pid_inside(pid)
-            named = bool(_transport.RANK_PROCESS.match(self.title(pid)))
+            title = self.title(pid)
+            named = bool(_transport.RANK_PROCESS.match(title))
             nccl = self.first(pid, _transport.NCCL_FILES, inside)
             if not named and (nccl is None or _transport.parse_nccl(nccl)["nranks"] < 2):
                 continue
             worker = self.first(pid, _transport.WORKER_FILES, inside) or ""
+            told = _transport.parse_worker(worker, title, self.text(str(pid), "maps"))
             connections = _transport.outside(self.connections(pid), set(names), ray)
-            result.append(_transport.rank_record(inside, nccl, worker, connections, names, rails))
+            result.append(_transport.rank_record(inside, nccl, told, connections, names, rails))
         return result
 
 

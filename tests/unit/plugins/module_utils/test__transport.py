@@ -43,7 +43,7 @@ def log(name):
 
 
 def record(nccl=None, worker="", connections=(), names=None, rails=RAILS):
-    return tp.rank_record(4711, nccl, worker, list(connections), names or {}, rails)
+    return tp.rank_record(4711, nccl, tp.parse_worker(worker), list(connections), names or {}, rails)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +117,20 @@ def test_a_rank(given, transport, rails, text):
     found = record(**given)
     assert found["transport"] == transport and found["rails"] == rails
     assert tp.describe(found, 2) == text
+
+
+@pytest.mark.parametrize(
+    ("worker", "title", "maps", "expected"),
+    [
+        (WORKER, "VLLM::Worker_TP7", "libnccl.so.2", {"world": 2, "rank": 1, "backend": "gloo"}),
+        ("", "VLLM::Worker_TP1", "7f /usr/lib/libtorch_cpu.so\n", {"rank": 1, "backend": "gloo"}),
+        ("", "VLLM::Worker_PP1_TP0", "7f /x/libtorch_cpu.so\n7f /x/nvidia/nccl/lib/libnccl.so.2\n", {"backend": "nccl"}),
+        ("", "ray::RayWorkerProc.run", "", {}),
+    ],
+)
+def test_what_is_told_of_a_rank(worker, title, maps, expected):
+    """Titles as vLLM sets them with the executor mp; there is no file for each rank then."""
+    assert tp.parse_worker(worker, title, maps) == expected
 
 
 def test_connections_that_leave_the_node_and_are_not_rays():
