@@ -241,7 +241,8 @@ def verdict(
     """Warnings about the ranks of a node; raises Problem for what must not serve. ``fabric`` is the result of nccl_interface_info, ``expected`` the number
     of ranks of this node, ``others`` the ranks of the other nodes. ``prove``: what is not known does not meet ``require_rdma``."""
     rails = [rail for rail in fabric.get("rails", []) if rail.get("active")]
-    hcas = ", ".join(fabric.get("hcas") or []) or "an RDMA device"
+    hcas = ", ".join(fabric.get("hcas") or [])
+    rdma = f"RDMA ({hcas})" if hcas else "RDMA"
 
     def refuse(ident: str, found: str, wanted: str, remedy: str) -> Problem:
         return Problem(
@@ -258,7 +259,7 @@ def verdict(
             raise refuse(
                 "transport-unknown",
                 found,
-                f"NCCL's log of every rank, which says that it goes over {hcas}",
+                f"NCCL's log of every rank, which says that it goes over {rdma}",
                 "look into 'docker logs' of the rank's container for why NCCL writes no log; or set spark_require_rdma: false",
             )
         warnings.append(f"{node}: the transport of the ranks is not known: {found}")
@@ -267,7 +268,7 @@ def verdict(
             raise refuse(
                 "rdma-unused",
                 describe(rank) + (f" (NCCL says: {rank['reason']})" if rank["reason"] else ""),
-                f"every rank over RDMA ({hcas}), as spark_require_rdma asks",
+                f"every rank over {rdma}, as spark_require_rdma asks",
                 "see that /dev/infiniband is there, that spark_ulimits has memlock:-1:-1, that the image has libibverbs with its mlx5 provider, and that "
                 "spark_env sets no NCCL_IB_DISABLE, NCCL_NET or NCCL_IB_HCA; or accept TCP with spark_require_rdma: false",
             )

@@ -80,13 +80,15 @@ SAME_PORT = "; ".join(
 )
 
 
+@pytest.fixture(scope="module")
+def other_port() -> t.Iterator[None]:
+    with spark.undone("spark-2", OTHER_PORT, SAME_PORT, seconds=900):
+        yield
+
+
+@pytest.mark.usefixtures("other_port")
 class TestOtherPort:
     """From here on the server is launched."""
-
-    @pytest.fixture(scope="class", autouse=True)
-    def _ports(self) -> t.Iterator[None]:
-        with spark.undone("spark-2", OTHER_PORT, SAME_PORT, seconds=900):
-            yield
 
     def test_tcp_is_no_rdma_and_the_old_service_comes_back(self) -> None:
         """Preflight lets TCP pass here; that the ranks really use it is found after the launch."""
