@@ -4,7 +4,7 @@
 
 PRIVATE to the collection. Pure functions over text. NCCL 2.8 to 2.31 (the same lines; what is before ``NCCL INFO`` is not looked at).
 
-A rank: ``{rank, world, pid, backend: nccl|gloo|..., transport: ib|socket|tcp|local|unknown, network (NCCL's own word), devices: {name: channels},
+A rank: ``{rank, world, pid, backend: nccl|gloo|..., transport: ib|socket|tcp|unknown, network (NCCL's own word), devices: {name: channels},
 interfaces, rails: [interface], version, reason, evidence}``.
 """
 

@@ -83,7 +83,7 @@ EXAMPLES = r"""
 RETURN = r"""
 transport:
   description:
-    - What all ranks use, such as V(ib), V(socket) (NCCL over TCP), V(tcp) (Gloo), V(local) or V(unknown). V(mixed) when they differ.
+    - What all ranks use, such as V(ib), V(socket) (NCCL over TCP), V(tcp) (Gloo) or V(unknown). V(mixed) when they differ.
   returned: always
   type: str
 ranks:
