@@ -14,7 +14,7 @@ import ipaddress
 import json
 import typing as t
 
-from ansible_collections.dgxspark.serving.plugins.module_utils import _overrides, _tenants, _topology
+from ansible_collections.dgxspark.serving.plugins.module_utils import _fabric_path, _overrides, _tenants, _topology, _transport
 from ansible_collections.dgxspark.serving.plugins.module_utils._image import local_reference
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 
@@ -42,6 +42,7 @@ RAY_PORTS = {
     "metrics-export-port": 6385,
 }
 RAY_WORKER_PORTS = (20002, 20999)
+SYSTEM_PORT = 45000  # one of those that Linux gives to who asks for any (32768 to 60999)
 
 
 def digest(value: t.Any) -> str:
@@ -217,11 +218,22 @@ def node_problems(settings: dict[str, t.Any], member: dict[str, t.Any]) -> list[
     return problems + _overrides.node_problems(settings["env"], member)
 
 
+def ray_ports(settings: dict[str, t.Any], head: bool) -> list[int]:
+    """The ports of Ray's own services on a node."""
+    if settings["executor"] != "ray":
+        return []
+    return [*([settings["ray_port"]] if head else []), *RAY_PORTS.values()]
+
+
+def open_ports(settings: dict[str, t.Any], head: bool) -> list[int]:
+    """What the other nodes must reach there: Ray's services and workers, and one of those that Gloo, NCCL and vLLM get from the system."""
+    return [*ray_ports(settings, head), *(RAY_WORKER_PORTS if settings["executor"] == "ray" else ()), SYSTEM_PORT]
+
+
 def node_claims(settings: dict[str, t.Any], member: dict[str, t.Any]) -> list[dict[str, t.Any]]:
     """Who holds what we need on this node; see ``_tenants.claims``."""
     ports = [settings["api_port"]] if member["head"] else []
-    ports += [settings["ray_port"]] if member["head"] and settings["executor"] == "ray" else []
-    ports += list(RAY_PORTS.values()) if settings["executor"] == "ray" else []
+    ports += ray_ports(settings, member["head"])
     # The old service listens on both nodes, so the API port is looked at on workers too.
     if settings["api_port"] not in ports:
         ports.append(settings["api_port"])
@@ -337,6 +349,7 @@ def environment(settings: dict[str, t.Any], member: dict[str, t.Any], members: l
         "TRANSFORMERS_OFFLINE": "1",
         "HF_HUB_CACHE": MODELS,
         "VLLM_ENGINE_READY_TIMEOUT_S": ENGINE_READY_TIMEOUT,
+        **_transport.NCCL_LOG,
         "VLLM_CACHE_ROOT": f"{KERNELS}/vllm",
         "TRITON_CACHE_DIR": f"{KERNELS}/triton",
         "TORCHINDUCTOR_CACHE_DIR": f"{KERNELS}/inductor",
@@ -665,6 +678,8 @@ def serving_plan(
         "head": head["name"],
         "head_address": head["address"],
         "addresses": [m["address"] for m in members],
+        "ray_ports": ray_ports(settings, head=True),
+        "paths": _fabric_path.paths(members, {m["name"]: [22, *open_ports(settings, m["head"])] for m in members}),
         "gpus": len(members) * settings["gpus_per_node"],
         "nodes": nodes,
         "fabric": {

@@ -298,6 +298,9 @@ def env_of(name="spark-1", **values):
 
 # docs/design.md, "Containers on the nodes": everything explicit on every node.
 EVERYWHERE = {
+    "NCCL_DEBUG": "INFO",
+    "NCCL_DEBUG_SUBSYS": "INIT,NET",
+    "NCCL_DEBUG_FILE": "/tmp/nccl.%h.%p.log",
     "DO_NOT_TRACK": "1",
     "FLASHINFER_WORKSPACE_BASE": "/var/cache/kernels/flashinfer",
     "GLOO_SOCKET_IFNAME": "enp1s0f1np1",
@@ -646,12 +649,13 @@ SERVER = {"spark-vllm"}
         ({"api_port": 8000}, SERVER),
         ({"gpu_memory_utilization": 0.7}, SERVER),
         ({"image": "vllm:other"}, BOTH),
-        ({"env": {"NCCL_DEBUG": "INFO"}}, BOTH),
+        ({"env": {"NCCL_DEBUG": "TRACE"}}, BOTH),
         ({"ray_port": 6400}, BOTH),
         ({"ulimits": []}, BOTH),
         ({"model_cache": "/data"}, BOTH),
         # Of no meaning to a running container.
         ({"stop_timeout": 5, "rollback": False, "download_timeout": 9, "ray_timeout": 9, "become": False}, set()),
+        ({"fabric_throughput": 3, "fabric_throughput_min": 40, "require_rdma": False}, set()),
         ({"hf_endpoint": "http://hub", "hf_token_file": "/t", "model_offline": True, "model_exclude": ["*.bin"]}, set()),
         ({"stop": {"containers": ["x"], "units": [], "compose_projects": []}}, set()),
     ],
@@ -902,3 +906,11 @@ def test_later_facts_replace_those_of_preflight():
     found["spark-2"]["image_sync_worker"] = {"image": {"present": True, "fingerprint": gang.FINGERPRINT}}
     plan = _plan.serving_plan(gang.settings(), _plan.members(gang.groups(members), found))
     assert plan["image_in_sync"] is True
+
+
+def test_what_the_others_must_reach():
+    """Ray's services, the ends of its workers' range, and one port of those that the system gives; the control store on the head only."""
+    found = _plan.serving_plan(gang.settings(), gang.pair())
+    services = [6380, 6381, 6382, 6383, 6384, 6385, 20002, 20999, 45000]
+    assert {item["node"]: item["ports"] for item in found["paths"]} == {"spark-1": [22, 6379, *services], "spark-2": [22, *services]}
+    assert found["ray_ports"] == [6379, 6380, 6381, 6382, 6383, 6384, 6385]
