@@ -21,6 +21,7 @@ import time
 import typing as t
 
 RUN_DIR = "/run/dgxspark-fabric"  # not below /run/dgxspark-serving: teardown.yml removes that
+UNIT = "dgxspark-fabric"
 NETPLAN_RUN = "/run/netplan"
 NETPLAN_ETC = "/etc/netplan"
 APPLY_SECONDS = 60
@@ -189,6 +190,11 @@ class Change:
             why += f"; netplan apply of the configuration from before ended with code {rc}: {' '.join((err or out).split())[-200:]}"
         restore_links(state["before"], self.run)
         self.write({**state, "phase": "reverted", "why": why})
+        self.disarm()
+
+    def disarm(self) -> None:
+        """The timer is not needed any more."""
+        self.run(["systemctl", "stop", f"{UNIT}-revert.timer"], 20)
 
     def _install(self, name: str, text: str) -> None:
         path = os.path.join(self.etc, name)

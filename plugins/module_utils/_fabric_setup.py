@@ -17,6 +17,7 @@ from ansible_collections.dgxspark.serving.plugins.module_utils._netif import (
     Interface,
     Network,
     are_twins,
+    in_subnet,
     is_fast,
     not_a_fabric,
     pci_order,
@@ -111,8 +112,8 @@ def _state(item: Interface) -> str:
 
 
 def choose_port(wanted: Wanted, interfaces: t.Sequence[Interface], rdma: t.Container[str]) -> Interface:
-    """The port that gets the fabric address: the one that was named, that has the address, or the only one with a cable. ``rdma``: interfaces with an
-    RDMA device. Raises Problem.
+    """The port that gets the fabric address: the one that was named, that has the address (or one in the subnet), or the only one with a cable.
+    ``rdma``: interfaces with an RDMA device. Raises Problem.
     """
     able = [item for item in interfaces if not not_a_fabric(item)]
     named = [item for item in able if item.name == wanted.interface]
@@ -124,6 +125,7 @@ def choose_port(wanted: Wanted, interfaces: t.Sequence[Interface], rdma: t.Conta
             "correct spark_fabric_interface of this node, or leave it empty",
         )
     holders = named or [item for item in able if any(addr.address == wanted.address for addr in item.addresses)]
+    holders = holders or [item for item in able if item.carrier and in_subnet(item, wanted.subnet)]
     fast = sorted((item for item in able if is_fast(item, item.name in rdma)), key=pci_order)
     lit = holders or [item for item in fast if item.up and item.carrier]
     ports = {port_key(item) or item.name: item for item in reversed(lit)}  # of two halves the first

@@ -147,12 +147,12 @@ import typing as t
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.dgxspark.serving.plugins.module_utils import _fabric_change, _fabric_setup
+from ansible_collections.dgxspark.serving.plugins.module_utils._fabric_change import UNIT
 from ansible_collections.dgxspark.serving.plugins.module_utils._fabric_setup import NAME, STAGE, Wanted
 from ansible_collections.dgxspark.serving.plugins.module_utils._netif import Interface, Sysfs, add_sysfs, parse_addr
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 from ansible_collections.dgxspark.serving.plugins.module_utils._rdma import read_hcas
 
-UNIT = "dgxspark-fabric"
 NETPLAN_DIRS = ("/lib/netplan", _fabric_change.NETPLAN_ETC, _fabric_change.NETPLAN_RUN)
 KEYFILES = "/etc/NetworkManager/system-connections/*.nmconnection"
 
@@ -365,7 +365,7 @@ class Setup:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(self.change.volatile, NAME))
             self.change.write({})
-            self.run(["systemctl", "stop", f"{UNIT}-revert.timer"], 10)
+            self.change.disarm()
             raise self.problem(
                 "fabric-netplan",
                 f"systemd-run: {' '.join((err or out).split())[:300]}",
@@ -399,7 +399,7 @@ class Setup:
             )
         state = self.change.read()
         self.result["changed"] = True
-        self.run(["systemctl", "stop", f"{UNIT}-revert.timer"], 20)
+        self.change.disarm()
         if state["text"]:
             self.change.write(state["original"], "before.json")
         else:
