@@ -25,7 +25,8 @@ UNIT = "dgxspark-fabric"
 NETPLAN_RUN = "/run/netplan"
 NETPLAN_ETC = "/etc/netplan"
 APPLY_SECONDS = 60
-SETTLE_SECONDS = 4.0
+SETTLE_ROUNDS = 32  # looks at the ports, half a second apart, at most
+QUIET_ROUNDS = 4  # in which nothing had to be done: netplan's renderer is done as well
 EMPTY = "network:\n  version: 2\n"
 
 Run = t.Callable[[t.Sequence[str], float], "tuple[int, str, str]"]
@@ -105,20 +106,18 @@ def steps_to(now: t.Mapping[str, t.Any], target: t.Mapping[str, t.Any], name: st
     return steps
 
 
-def restore_links(
-    target: Links, run: Run, seconds: float = SETTLE_SECONDS, sleep: t.Callable[[float], None] = time.sleep
-) -> list[list[str]]:
+def restore_links(target: Links, run: Run, sleep: t.Callable[[float], None] = time.sleep) -> list[list[str]]:
     """Bring interfaces to a state and keep them there until what netplan's renderer still does is over. Returns the commands that were needed."""
     done: list[list[str]] = []
-    quiet = 0.0
-    for dummy in range(int(seconds * 8)):
+    quiet = 0
+    for dummy in range(SETTLE_ROUNDS):
         now = read_links(target, run)
         steps = [step for name in target if name in now for step in steps_to(now[name], target[name], name)]
         for step in steps:
             run(step, 10)
         done += steps
-        quiet = 0.0 if steps else quiet + 0.5
-        if quiet > seconds / 2:
+        quiet = 0 if steps else quiet + 1
+        if quiet > QUIET_ROUNDS:
             break
         sleep(0.5)
     return done
@@ -130,11 +129,19 @@ def restore_links(
 class Change:
     """The one change of a node that may be under way; its state is a file, so that every process on the node knows it."""
 
-    def __init__(self, run_dir: str = RUN_DIR, etc: str = NETPLAN_ETC, volatile: str = NETPLAN_RUN, run: Run = command) -> None:
+    def __init__(
+        self,
+        run_dir: str = RUN_DIR,
+        etc: str = NETPLAN_ETC,
+        volatile: str = NETPLAN_RUN,
+        run: Run = command,
+        sleep: t.Callable[[float], None] = time.sleep,
+    ) -> None:
         self.run_dir = run_dir
         self.etc = etc
         self.volatile = volatile
         self.run = run
+        self.sleep = sleep
 
     def _path(self, name: str) -> str:
         return os.path.join(self.run_dir, name)
@@ -171,7 +178,7 @@ class Change:
                 self._back(state, f"netplan apply ended with code {rc}: {' '.join((err or out).split())[-400:]}")
                 return
             if state.get("links"):
-                restore_links(state["links"], self.run)
+                restore_links(state["links"], self.run, self.sleep)
             self.write({**state, "phase": "applied"})
 
     def revert(self, why: str, confirmed: bool = False) -> None:
@@ -188,7 +195,7 @@ class Change:
         rc, out, err = self.run(["netplan", "apply"], APPLY_SECONDS)
         if rc != 0:
             why += f"; netplan apply of the configuration from before ended with code {rc}: {' '.join((err or out).split())[-200:]}"
-        restore_links(state["before"], self.run)
+        restore_links(state["before"], self.run, self.sleep)
         self.write({**state, "phase": "reverted", "why": why})
         self.disarm()
 

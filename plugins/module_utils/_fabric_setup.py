@@ -111,9 +111,9 @@ def _state(item: Interface) -> str:
     return f"{item.name} ({'cable' if item.carrier else 'no cable' if item.up else 'administratively down'}, {where})"
 
 
-def choose_port(wanted: Wanted, interfaces: t.Sequence[Interface], rdma: t.Container[str]) -> Interface:
+def choose_port(wanted: Wanted, interfaces: t.Sequence[Interface], rdma: t.Container[str], ours: t.Container[str] = ()) -> Interface:
     """The port that gets the fabric address: the one that was named, that has the address (or one in the subnet), or the only one with a cable.
-    ``rdma``: interfaces with an RDMA device. Raises Problem.
+    ``rdma``: interfaces with an RDMA device; ``ours``: ports to which our file gives the address already. Raises Problem.
     """
     able = [item for item in interfaces if not not_a_fabric(item)]
     named = [item for item in able if item.name == wanted.interface]
@@ -125,7 +125,7 @@ def choose_port(wanted: Wanted, interfaces: t.Sequence[Interface], rdma: t.Conta
             "correct spark_fabric_interface of this node, or leave it empty",
         )
     holders = named or [item for item in able if any(addr.address == wanted.address for addr in item.addresses)]
-    holders = holders or [item for item in able if item.carrier and in_subnet(item, wanted.subnet)]
+    holders = holders or [item for item in able if item.carrier and (item.name in ours or in_subnet(item, wanted.subnet))]
     fast = sorted((item for item in able if is_fast(item, item.name in rdma)), key=pci_order)
     lit = holders or [item for item in fast if item.up and item.carrier]
     ports = {port_key(item) or item.name: item for item in reversed(lit)}  # of two halves the first
@@ -145,9 +145,11 @@ def choose_port(wanted: Wanted, interfaces: t.Sequence[Interface], rdma: t.Conta
     return port
 
 
-def choose_ports(wanted: Wanted, interfaces: t.Sequence[Interface], rdma: t.Container[str]) -> list[dict[str, t.Any]]:
+def choose_ports(
+    wanted: Wanted, interfaces: t.Sequence[Interface], rdma: t.Container[str], ours: t.Container[str] = ()
+) -> list[dict[str, t.Any]]:
     """Ports for ``netplan_file``: the fabric port, and its other half in the subnet of the second rail. Raises Problem."""
-    first = choose_port(wanted, interfaces, rdma)
+    first = choose_port(wanted, interfaces, rdma, ours)
     ports = [_port(first.name, wanted.address, wanted.subnet, wanted.mtu)]
     twin = next((item for item in interfaces if are_twins(first, item)), None)
     if wanted.rail and twin:

@@ -250,10 +250,11 @@ class Setup:
                 "no such file, or our own",
                 f"sudo mv {self.path} {self.path}.off",
             )
-        had = list((self.yaml(self.path).get("network") or {}).get("ethernets") or {}) if current else []
+        self.pending()
+        had = _addresses(self.yaml(self.path)) if current else {}
         ports: list[dict[str, t.Any]] = []
         if self.params["state"] == "present":
-            ports = self.wanted_ports()
+            ports = self.wanted_ports(had)
         text = _fabric_setup.file_text(ports) if ports else ""
         names = sorted({*had, *(port["name"] for port in ports)})
         links = _fabric_change.read_links(names, self.run)
@@ -277,12 +278,13 @@ class Setup:
                 self.start(state)
         self.answer(ports)
 
-    def wanted_ports(self) -> list[dict[str, t.Any]]:
+    def wanted_ports(self, had: dict[str, list[str]]) -> list[dict[str, t.Any]]:
         """The ports of the inventory on this node, with nothing in the way of them. Raises Problem."""
         wanted: Wanted = _fabric_setup.parse(self.params)
         interfaces = self.interfaces()
         rdma = {name for hca in read_hcas(self.sysfs) for name in hca.netdevs}
-        ports = _fabric_setup.choose_ports(wanted, interfaces, rdma)
+        ours = [name for name, addresses in had.items() if any(item.partition("/")[0] == wanted.address for item in addresses)]
+        ports = _fabric_setup.choose_ports(wanted, interfaces, rdma, ours)
         if wanted.rail and len(ports) == 1:
             self.notes.append(f"{ports[0]['name']} has no other half here: one rail only")
         by_name = {item.name: item for item in interfaces}
@@ -297,17 +299,16 @@ class Setup:
         return ports
 
     def plan(
-        self, current: str, had: list[str], ports: list[dict[str, t.Any]], text: str, links: _fabric_change.Links
+        self, current: str, had: dict[str, list[str]], ports: list[dict[str, t.Any]], text: str, links: _fabric_change.Links
     ) -> dict[str, t.Any]:
         """The state of the change. ``original``: ports as they were before they became ours; ``links``: what ports that are given up go back to."""
         original = self.change.read("before.json") if current else {}
         names = [port["name"] for port in ports]
         original.update({name: links[name] for name in names if name not in original and name not in had and name in links})
-        ours = _addresses(self.yaml(self.path)) if current else {}
         back = {}
         for name in had:
             if name not in names and name in links:
-                kept = [address for address in links[name]["addresses"] if address not in ours.get(name, [])]
+                kept = [address for address in links[name]["addresses"] if address not in had[name]]
                 back[name] = original.get(name) or {**links[name], "addresses": kept}
         return {
             "name": NAME,
@@ -343,7 +344,6 @@ class Setup:
 
     def start(self, state: dict[str, t.Any]) -> None:
         """Arm the timer, put the file in its place and have the node apply it."""
-        self.pending()
         timeout = self.params["timeout"]
         for unit in ("revert", "apply"):
             self.run(["systemctl", "stop", f"{UNIT}-{unit}.timer"], 10)
@@ -386,7 +386,8 @@ class Setup:
                 "no other change under way",
                 f"wait {max(1, int(left) + 1)} s: the node takes it back by itself; then run this again",
             )
-        self.change.revert("its timer was gone")
+        if not self.module.check_mode:
+            self.change.revert("its timer was gone")
 
     def step_confirm(self) -> None:
         """Keep what is applied."""

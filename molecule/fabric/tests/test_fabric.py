@@ -95,12 +95,9 @@ def wanted(node: str, mtu: int = 9000) -> dict[str, t.Any]:
 def at_first(second_cable: None) -> dict[str, t.Any]:
     """As the nodes were before the first run: the address of the fabric port was set by hand, the twin is bare."""
     found = networks()
-    assert found[spark.WORKER] == {
-        PORT: {"mtu": 9000, "addresses": [f"{spark.NODES[spark.WORKER]}/24"]},
-        TWIN: {"mtu": 1500, "addresses": []},
-        "files": "",
-        "timers": "",
-    }
+    for node in spark.NODES:
+        assert found[node][PORT] == {"mtu": 9000, "addresses": [f"{spark.NODES[node]}/24"]}
+        assert found[node][TWIN] == {"mtu": 1500, "addresses": []}
     return found
 
 
