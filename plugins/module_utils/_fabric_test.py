@@ -76,8 +76,8 @@ def pairs(looks: t.Sequence[t.Mapping[str, t.Any]]) -> tuple[list[dict[str, t.An
             if ends[0] and ends[1]:
                 plan.append(_pair(rail, source, target, ends[0], ends[1]))
             elif rail == 1 or ends[0] or ends[1]:
-                missing = " and ".join(look["node"] for look, end in zip((source, target), ends) if not end)
-                rows.append(row("ping", source["node"], target["node"], f"rail {rail}", NOT_RUN, f"{missing} has no address on it"))
+                missing = sorted(look["node"] for look, end in zip((source, target), ends) if not end)
+                rows.append(row("ping", source["node"], target["node"], f"rail {rail}", NOT_RUN, f"no address on {', '.join(missing)}"))
     return plan, rows
 
 
