@@ -30,7 +30,7 @@ QUIET_ROUNDS = 4  # in which nothing had to be done: netplan's renderer is done 
 EMPTY = "network:\n  version: 2\n"
 
 Run = t.Callable[[t.Sequence[str], float], "tuple[int, str, str]"]
-Links = t.Dict[str, t.Dict[str, t.Any]]
+Links = dict[str, dict[str, t.Any]]
 
 
 def command(argv: t.Sequence[str], seconds: float) -> tuple[int, str, str]:
@@ -94,7 +94,9 @@ def steps_to(now: t.Mapping[str, t.Any], target: t.Mapping[str, t.Any], name: st
     for address in target["addresses"]:
         if address not in now["addresses"]:
             broadcast = str(ipaddress.ip_interface(address).network.broadcast_address)
-            steps.append(["ip", "addr", "add", address, *(["broadcast", broadcast] if not address.endswith(("/31", "/32")) else []), "dev", name])
+            steps.append(
+                ["ip", "addr", "add", address, *(["broadcast", broadcast] if not address.endswith(("/31", "/32")) else []), "dev", name]
+            )
     steps += [["ip", "addr", "del", address, "dev", name] for address in now["addresses"] if address not in target["addresses"]]
     for route in target["routes"]:
         if route not in now["routes"]:

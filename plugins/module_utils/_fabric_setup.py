@@ -140,7 +140,10 @@ def choose_port(wanted: Wanted, interfaces: t.Sequence[Interface], rdma: t.Conta
     port = next(iter(ports.values()))
     if not port.carrier:
         raise wanted.problem(
-            "NET-15", _state(port), "a port with carrier", f"plug the cable in, or 'sudo ip link set {port.name} up', and check the other end"
+            "NET-15",
+            _state(port),
+            "a port with carrier",
+            f"plug the cable in, or 'sudo ip link set {port.name} up', and check the other end",
         )
     return port
 
@@ -190,10 +193,10 @@ def rail_peers(
     ports: t.Sequence[t.Mapping[str, t.Any]], others: t.Sequence[t.Mapping[str, t.Any]]
 ) -> list[tuple[t.Mapping[str, t.Any], list[dict[str, t.Any]]]]:
     """For each port of this node the addresses of the other nodes there. ``others``: C(node) and C(address) on the fabric."""
-    nets = [ipaddress.ip_interface(port["addresses"][0]).network for port in ports]
+    nets = [ipaddress.IPv4Interface(port["addresses"][0]).network for port in ports]
     return [
         (port, [{"node": member["node"], "address": rail_address(member["address"], nets[0], net)} for member in others])
-        for port, net in zip(ports, nets)
+        for port, net in zip(ports, nets, strict=True)
     ]
 
 

@@ -15,6 +15,7 @@ import typing as t
 from ansible_collections.dgxspark.serving.plugins.module_utils._netif import Interface, Network, are_twins, is_fast, not_a_fabric, pci_order
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 from ansible_collections.dgxspark.serving.plugins.module_utils._rdma import Hca, hca_of
+from ansible_collections.dgxspark.serving.plugins.module_utils._status import columns
 
 STAGE = "fabric test"
 PORT = 29951  # of the server of one measurement
@@ -76,7 +77,7 @@ def pairs(looks: t.Sequence[t.Mapping[str, t.Any]]) -> tuple[list[dict[str, t.An
             if ends[0] and ends[1]:
                 plan.append(_pair(rail, source, target, ends[0], ends[1]))
             elif rail == 1 or ends[0] or ends[1]:
-                missing = sorted(look["node"] for look, end in zip((source, target), ends) if not end)
+                missing = sorted(look["node"] for look, end in zip((source, target), ends, strict=True) if not end)
                 rows.append(row("ping", source["node"], target["node"], f"rail {rail}", NOT_RUN, f"no address on {', '.join(missing)}"))
     return plan, rows
 
@@ -174,7 +175,13 @@ def ping_row(pair: t.Mapping[str, t.Any], rc: int, out: str, err: str) -> dict[s
     times = re.search(r"= [\d.]+/([\d.]+)/", out)
     measured = f"{sent[2]}/{sent[1]} at MTU {pair['mtu']}" + (f", {float(times[1]):.2f} ms" if times else "")
     if sent[1] != sent[2]:
-        return row(*base, FAILED, "full-size packets are lost: compare the MTU of both ends and of the switch", measured=measured, expected=expected)
+        return row(
+            *base,
+            FAILED,
+            "full-size packets are lost: compare the MTU of both ends and of the switch",
+            measured=measured,
+            expected=expected,
+        )
     if pair["mtu"] < MTU:
         return row(*base, LOW, f"playbooks/fabric.yml sets MTU {MTU}", measured=measured, expected=expected)
     return row(*base, OK, measured=measured, expected=expected)
@@ -210,7 +217,9 @@ def rate_row(pair: t.Mapping[str, t.Any], rc: int, out: str, err: str) -> dict[s
     if rc == 124:
         error = "it did not end in time"
     if rc or error:
-        return row(*base, FAILED, " ".join(f"{error or err or f'ended with code {rc}'}".split())[:200], expected=_figure(pair["expected"], "Gb/s"))
+        return row(
+            *base, FAILED, " ".join(f"{error or err or f'ended with code {rc}'}".split())[:200], expected=_figure(pair["expected"], "Gb/s")
+        )
     found = {"measured": f"{gbits:.1f} Gb/s", "expected": _figure(pair["expected"], "Gb/s")}
     if not pair["expected"]:
         return row(*base, NO_FIGURE, "not a port of 25 Gb/s or more", **found)
@@ -247,12 +256,6 @@ def gather_row(answers: t.Sequence[t.Mapping[str, t.Any]], rails: int) -> dict[s
 # --- tables --------------------------------------------------------------------------------------------------------------------------------
 
 
-def columns(rows: t.Sequence[t.Sequence[str]]) -> list[str]:
-    """Cells side by side."""
-    widths = [max(len(line[index]) for line in rows) for index in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in rows]
-
-
 def _link_cells(node: str, link: t.Mapping[str, t.Any]) -> list[str]:
     return [
         node,
@@ -275,7 +278,9 @@ def table(looks: t.Sequence[t.Mapping[str, t.Any]], rows: t.Sequence[t.Mapping[s
         lines.append(f"no RDMA device on {', '.join(silent)}")
     heads = ["TEST", "FROM", "TO", "OVER", "MEASURED", "EXPECTED", "RESULT"]
     keys = ("what", "from", "to", "over", "measured", "expected")
-    results = [[*(str(item[key]) or "-" for key in keys), f"{item['verdict']}{': ' if item['detail'] else ''}{item['detail']}"] for item in rows]
+    results = [
+        [*(str(item[key]) or "-" for key in keys), f"{item['verdict']}{': ' if item['detail'] else ''}{item['detail']}"] for item in rows
+    ]
     return "\n".join([*lines, "", *columns([heads, *results])])
 
 
@@ -296,7 +301,7 @@ def verdict(rows: t.Sequence[t.Mapping[str, t.Any]]) -> Problem | None:
     )
 
 
-GATHER_PROGRAM = r'''
+GATHER_PROGRAM = r"""
 import json, os, sys, time
 def end(**answer):
     print("RESULT " + json.dumps(answer), flush=True)
@@ -326,7 +331,7 @@ try:
     end(gbytes=whole.numel() / seconds / 1e9 * (world - 1) / world)
 except Exception as exc:
     end(error=" ".join(str(exc).split())[-300:])
-'''
+"""
 
 
 def gather_argv(

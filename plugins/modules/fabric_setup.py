@@ -125,6 +125,9 @@ setup:
     path:
       description: The file.
       type: str
+    summary:
+      description: The ports in a few words.
+      type: str
     notes:
       description: What should be known, such as other files that have a port too.
       type: list
@@ -201,7 +204,10 @@ class Setup:
         rc, out, err = self.run(["ip", "-j", "-d", "addr"], 10)
         if rc != 0:
             raise self.problem(
-                "iproute2", f"'ip -j -d addr' failed with code {rc}: {' '.join(err.split())}", "iproute2 that can print JSON", "install iproute2"
+                "iproute2",
+                f"'ip -j -d addr' failed with code {rc}: {' '.join(err.split())}",
+                "iproute2 that can print JSON",
+                "install iproute2",
             )
         found = parse_addr(out)
         add_sysfs(found, self.sysfs)
@@ -438,6 +444,7 @@ class Setup:
             "left": round(max(0.0, state.get("deadline", 0.0) - time.monotonic()), 1),
             "ports": ports,
             "path": self.path,
+            "summary": ", ".join(f"{port['name']} {port['addresses'][0]}" for port in ports) or "no fabric ports of ours",
             "notes": self.notes,
         }
 

@@ -178,13 +178,16 @@ class Test:
         add_sysfs(interfaces, self.sysfs)
         rows = _fabric_test.links(interfaces, read_hcas(self.sysfs), self.params["address"], self.params["subnet"])
         tools = {tool: "node" if self.which(tool) else "" for tool in TOOLS}
-        image = bool(self.params["image"]) and self.run(["docker", "image", "inspect", "-f", "{{.Id}}", self.params["image"]], timeout=20)[0] == 0
+        image = (
+            bool(self.params["image"])
+            and self.run(["docker", "image", "inspect", "-f", "{{.Id}}", self.params["image"]], timeout=20)[0] == 0
+        )
         if image and not all(tools.values()):
             argv = ["docker", "run", "--rm", "--network=none", "--pull=never", "--entrypoint=sh", self.params["image"], "-c"]
             dummy, found, dummy2 = self.run([*argv, f"command -v {'; command -v '.join(TOOLS)}"], timeout=60)
             there = {os.path.basename(line.strip()) for line in found.splitlines()}
             tools.update({tool: "image" for tool in TOOLS if not tools[tool] and tool in there})
-        rc, gpus, dummy = self.run(["nvidia-smi", "-L"], timeout=20)
+        rc, gpus, err = self.run(["nvidia-smi", "-L"], timeout=20)
         free = next((int(line.split()[1]) * 1024 for line in read_file("/proc/meminfo").splitlines() if line.startswith("MemAvailable")), 0)
         return {
             "look": {

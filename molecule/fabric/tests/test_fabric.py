@@ -118,7 +118,13 @@ def test_a_rail_that_does_not_work_takes_both_nodes_back(at_first: dict[str, t.A
         run = fabric(wait=WAIT)
     assert run.rc != 0 and "Traceback" not in run.output
     message = run.message(spark.HEAD, last=True)
-    for words in (f"{TWIN}", "found ", "expected ", "Remedy: ", *(f"{node} has its configuration from before again" for node in spark.NODES)):
+    for words in (
+        f"{TWIN}",
+        "found ",
+        "expected ",
+        "Remedy: ",
+        *(f"{node} has its configuration from before again" for node in spark.NODES),
+    ):
         assert words in message, message
     assert networks() == at_first
 
@@ -217,7 +223,9 @@ def refused(run: spark.Run, node: str, *words: str) -> None:
 def test_an_address_that_would_cut_the_way_it_comes_by(tmp_path: Path) -> None:
     before = networks()
     other = tmp_path / "hosts.yml"
-    other.write_text(yaml.safe_dump({"sparks": {"hosts": {spark.WORKER: {"spark_fabric_address": str(spark.FABRIC[113])}}}}), encoding="utf-8")
+    other.write_text(
+        yaml.safe_dump({"sparks": {"hosts": {spark.WORKER: {"spark_fabric_address": str(spark.FABRIC[113])}}}}), encoding="utf-8"
+    )
     run = fabric(inventory=[spark.LAB, other])
     refused(run, spark.WORKER, spark.NODES[spark.WORKER], "by which Ansible reaches this node", f"{spark.FABRIC[113]}/24")
     assert networks() == before

@@ -16,7 +16,14 @@ PORTS = [
 ]
 GANG = [{"node": "spark-1", "address": "192.168.200.12"}, {"node": "spark-2", "address": "192.168.200.13"}]
 GONE = AnsibleConnectionFailure("Failed to connect:\n No route to host")
-NET12 = {"id": "NET-12", "node": "spark-1", "stage": "preflight", "found": "small packets reach", "expected": "MTU 9000", "remedy": "set it"}
+NET12 = {
+    "id": "NET-12",
+    "node": "spark-1",
+    "stage": "preflight",
+    "found": "small packets reach",
+    "expected": "MTU 9000",
+    "remedy": "set it",
+}
 
 
 def setup(phase="applied", ready=True, why="", left=50.0):
@@ -87,7 +94,9 @@ def test_proven(run):
 
 def test_a_network_that_blinks(run):
     """The node does not answer, then netplan has not finished, then an address is missing, then it works (NET-16)."""
-    result = run([GONE, setup("pending", False, "netplan has not finished yet"), setup(ready=False, why="no address"), setup(), OK], step="prove")
+    result = run(
+        [GONE, setup("pending", False, "netplan has not finished yet"), setup(ready=False, why="no address"), setup(), OK], step="prove"
+    )
     assert not result.get("failed")
     attempts = run.sockets[:4]
     assert len(set(attempts)) == 4, "each attempt has a connection of its own"

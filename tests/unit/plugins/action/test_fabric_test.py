@@ -88,7 +88,17 @@ def test_the_node_answers(run):
 
 
 def row(verdict, **more):
-    return {"what": "iperf3", "from": "spark-1", "to": "spark-2", "over": "rail 1", "measured": "", "expected": "", "verdict": verdict, "detail": "d", **more}
+    return {
+        "what": "iperf3",
+        "from": "spark-1",
+        "to": "spark-2",
+        "over": "rail 1",
+        "measured": "",
+        "expected": "",
+        "verdict": verdict,
+        "detail": "d",
+        **more,
+    }
 
 
 def test_report(run):

@@ -13,6 +13,7 @@ import pytest
 from ansible_collections.dgxspark.serving.plugins.module_utils import _fabric_change
 from ansible_collections.dgxspark.serving.tests.unit.plugins.fabric_node import BEFORE, NAME, PORT, Node
 
+
 @pytest.fixture
 def node(tmp_path):
     return Node(tmp_path)
@@ -31,7 +32,16 @@ def begin(change, node, text=WANTED, previous="", links=None):
     if previous:
         (node.etc / NAME).write_text(previous)
     change.write(
-        {"name": NAME, "text": text, "previous": previous, "before": BEFORE, "links": links or {}, "ports": [], "phase": "pending", "why": ""}
+        {
+            "name": NAME,
+            "text": text,
+            "previous": previous,
+            "before": BEFORE,
+            "links": links or {},
+            "ports": [],
+            "phase": "pending",
+            "why": "",
+        }
     )
     (node.volatile / NAME).write_text(text or _fabric_change.EMPTY)
 

@@ -84,15 +84,30 @@ def test_ports_and_addresses(interfaces, inputs, expected):
         (spark(), {"interface": "enp9"}, "fabric-port", ["no port 'enp9'", "enP7s7 (cable, 192.168.1.163/24)"]),
         (spark(DARK), {"interface": "enp1s0f1np1"}, "NET-15", ["enp1s0f1np1 (no cable"]),
         (spark(DOWN), {"interface": "enp1s0f1np1"}, "NET-15", ["administratively down", "sudo ip link set enp1s0f1np1 up"]),
-        (replaced(spark(), port("enP2p1s0f1np1", DARK)), {}, "NET-15", ["its other half enP2p1s0f1np1 (no cable", "spark_fabric_rail_subnet: none"]),
+        (
+            replaced(spark(), port("enP2p1s0f1np1", DARK)),
+            {},
+            "NET-15",
+            ["its other half enP2p1s0f1np1 (no cable", "spark_fabric_rail_subnet: none"],
+        ),
         (
             spark(LIT, DARK, port("br-5ba4c0de0000", LIT, "192.168.200.1/20", kind="bridge")),
             {},
             "fabric-overlap",
             ["br-5ba4c0de0000 with 192.168.200.1/20", "spark_fabric_subnet 192.168.200.0/24"],
         ),
-        (spark(), {"rail_subnet": "192.168.1.0/24"}, "fabric-overlap", ["enP7s7 with 192.168.1.163/24", "spark_fabric_rail_subnet 192.168.1.0/24"]),
-        (spark(), {"address": "192.168.201.12"}, "input", ["spark_fabric_address '192.168.201.12'", "spark_fabric_subnet 192.168.200.0/24"]),
+        (
+            spark(),
+            {"rail_subnet": "192.168.1.0/24"},
+            "fabric-overlap",
+            ["enP7s7 with 192.168.1.163/24", "spark_fabric_rail_subnet 192.168.1.0/24"],
+        ),
+        (
+            spark(),
+            {"address": "192.168.201.12"},
+            "input",
+            ["spark_fabric_address '192.168.201.12'", "spark_fabric_subnet 192.168.200.0/24"],
+        ),
         (spark(), {"address": "192.168.200.255"}, "input", ["a host in spark_fabric_subnet"]),
         (spark(), {"address": ""}, "input", ["spark_fabric_address ''"]),
         (spark(), {"subnet": ""}, "input", ["spark_fabric_subnet ''"]),
@@ -112,7 +127,9 @@ def test_refused(interfaces, inputs, ident, words):
 
 def test_the_whole_file():
     text = setup.file_text(setup.choose_ports(setup.parse(INPUTS), spark(), RDMA))
-    assert text.startswith("# Written by dgxspark.serving, which also takes it away: ansible-playbook playbooks/fabric.yml -e spark_fabric_state=absent\n")
+    assert text.startswith(
+        "# Written by dgxspark.serving, which also takes it away: ansible-playbook playbooks/fabric.yml -e spark_fabric_state=absent\n"
+    )
     assert text.count("mtu: 9000") == 2 and text.index("192.168.200.12/24") < text.index("enP2p1s0f1np1:") < text.index("192.168.201.12/24")
 
 
@@ -185,7 +202,10 @@ def test_profiles_of_networkmanager(text, found):
 
 
 def test_conflicts_are_one_error():
-    rows = [("enp1s0f1np1", "/etc/netplan/40-cx7.yaml", "dhcp"), ("enp1s0f1np1", "/etc/NetworkManager/system-connections/c.nmconnection", "profile 'c'")]
+    rows = [
+        ("enp1s0f1np1", "/etc/netplan/40-cx7.yaml", "dhcp"),
+        ("enp1s0f1np1", "/etc/NetworkManager/system-connections/c.nmconnection", "profile 'c'"),
+    ]
     problem = setup.conflict_problem(setup.parse(INPUTS), rows)
     assert problem.id == "fabric-conflict"
     assert "sudo mv /etc/netplan/40-cx7.yaml /etc/netplan/40-cx7.yaml.off" in problem.remedy and "nmcli connection modify" in problem.remedy

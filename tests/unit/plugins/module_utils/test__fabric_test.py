@@ -61,13 +61,28 @@ PAIR = {
 
 
 def test_links_of_a_spark():
-    hcas = [Hca("rocep1s0f1", 1, "ACTIVE", "Ethernet", ("enp1s0f1np1",), ()), Hca("rocep1s0f0", 1, "DOWN", "Ethernet", ("enp1s0f0np0",), ())]
+    hcas = [
+        Hca("rocep1s0f1", 1, "ACTIVE", "Ethernet", ("enp1s0f1np1",), ()),
+        Hca("rocep1s0f0", 1, "DOWN", "Ethernet", ("enp1s0f0np0",), ()),
+    ]
     interfaces = [
         Interface("lo", flags=("LOOPBACK", "UP")),
-        Interface("enP7s7", flags=LIT, mtu=1500, device="0007:01:00.0", driver="r8127", speed=10000, addresses=(Address("10.1.230.180", 24),)),
+        Interface(
+            "enP7s7", flags=LIT, mtu=1500, device="0007:01:00.0", driver="r8127", speed=10000, addresses=(Address("10.1.230.180", 24),)
+        ),
         Interface("enp1s0f0np0", flags=("UP", "NO-CARRIER"), mtu=1500, device="0000:01:00.0", driver="mlx5_core"),
-        Interface("enP2p1s0f1np1", flags=LIT, mtu=9000, device="0002:01:00.1", driver="mlx5_core", addresses=(Address("192.168.201.12", 24),)),
-        Interface("enp1s0f1np1", flags=LIT, mtu=9000, device="0000:01:00.1", driver="mlx5_core", speed=200000, addresses=(Address("192.168.200.12", 24),)),
+        Interface(
+            "enP2p1s0f1np1", flags=LIT, mtu=9000, device="0002:01:00.1", driver="mlx5_core", addresses=(Address("192.168.201.12", 24),)
+        ),
+        Interface(
+            "enp1s0f1np1",
+            flags=LIT,
+            mtu=9000,
+            device="0000:01:00.1",
+            driver="mlx5_core",
+            speed=200000,
+            addresses=(Address("192.168.200.12", 24),),
+        ),
         Interface("docker0", kind="bridge", flags=LIT),
     ]
     rows = test.links(interfaces, hcas, "192.168.200.12", "192.168.200.0/24")
@@ -77,7 +92,9 @@ def test_links_of_a_spark():
         ("enp1s0f0np0", 0, False, "rocep1s0f0:1", "DOWN"),
         ("enP7s7", 0, True, "", ""),
     ]
-    assert [row["rail"] for row in test.links(interfaces, hcas, "", "192.168.200.0/24")][:2] == [1, 2], "without the address the subnet says it"
+    assert [row["rail"] for row in test.links(interfaces, hcas, "", "192.168.200.0/24")][:2] == [1, 2], (
+        "without the address the subnet says it"
+    )
     assert {row["rail"] for row in test.links(interfaces, hcas, "", "")} == {0}
 
 
@@ -248,7 +265,11 @@ def test_rank_of_all_gather():
 
 
 def test_table_and_verdict():
-    rows = [test.ping_row(PAIR, 0, PING.format(5, 0, RTT), ""), test.rate_row(PAIR, 0, iperf(13.1), ""), test.rate_row(PAIR, 0, iperf(50), "")]
+    rows = [
+        test.ping_row(PAIR, 0, PING.format(5, 0, RTT), ""),
+        test.rate_row(PAIR, 0, iperf(13.1), ""),
+        test.rate_row(PAIR, 0, iperf(50), ""),
+    ]
     rows.append(test.row("all_gather", "all", "all", "-", test.NOT_RUN, "no GPU on spark-1"))
     lines = test.table([node(1), node(2, rdma=False), {"node": "spark-3", "error": "gone"}], rows).splitlines()
     assert lines[0].split() == ["NODE", "INTERFACE", "RAIL", "ADDRESS", "MTU", "Mb/s", "CABLE", "RDMA"]

@@ -80,7 +80,12 @@ def test_the_timer_is_armed_before_anything_is_changed(run_module, node, change)
     assert started(node) == [ARMED.format("revert", 90), ARMED.format("apply", 1)]
     assert list(node.files) == ["run-netplan"], "nothing in /etc before it is confirmed"
     assert (node.volatile / NAME).stat().st_mode & 0o777 == 0o600
-    assert run_module(step="prove")["setup"] == {**result["setup"], "notes": [], "why": "netplan has not finished yet", "left": pytest.approx(90, abs=5)}
+    assert run_module(step="prove")["setup"] == {
+        **result["setup"],
+        "notes": [],
+        "why": "netplan has not finished yet",
+        "left": pytest.approx(90, abs=5),
+    }
 
 
 def test_present_the_second_time_changes_nothing(run_module, node, change):

@@ -83,7 +83,9 @@ LOOK = {"step": "look", "address": "192.168.200.12", "subnet": "192.168.200.0/24
     ],
 )
 def test_look(run_module, answers, image, tools):
-    look = run_module({"ip ": (0, ADDR, ""), "nvidia-smi": (0, "GPU 0: NVIDIA GB10 (UUID: GPU-1)\n", ""), **answers}, image="i", **LOOK)["look"]
+    look = run_module({"ip ": (0, ADDR, ""), "nvidia-smi": (0, "GPU 0: NVIDIA GB10 (UUID: GPU-1)\n", ""), **answers}, image="i", **LOOK)[
+        "look"
+    ]
     assert (look["node"], look["image"], look["tools"], look["gpus"]) == ("spark-1", image, tools, 1)
     assert look["memory"] > 0
     assert [(link["interface"], link["rail"], link["mtu"]) for link in look["links"]] == [("fabric-port0", 1, 9000)]
@@ -101,7 +103,9 @@ def test_look_without_iproute2(run_module):
 def test_the_server_has_a_time_limit(run_module):
     run_module(step="serve", pair=PAIR, seconds=4)
     assert run_module.asked[0] == "systemctl stop dgxspark-fabric-test.service"
-    assert run_module.asked[1].startswith("systemd-run --quiet --no-ask-password --collect --unit=dgxspark-fabric-test --property=RuntimeMaxSec=34 -- iperf3 -s")
+    assert run_module.asked[1].startswith(
+        "systemd-run --quiet --no-ask-password --collect --unit=dgxspark-fabric-test --property=RuntimeMaxSec=34 -- iperf3 -s"
+    )
     run_module(step="stop")
     assert run_module.asked == ["systemctl stop dgxspark-fabric-test.service"]
 
