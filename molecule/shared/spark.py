@@ -76,10 +76,13 @@ def site(
     inventory: t.Sequence[Path | str] = (LAB,),
     timeout: float = 900,
     new_connections: bool = False,
-    playbook: Path = SITE,
+    playbook: str = "site.yml",
     **variables: t.Any,
 ) -> Run:
-    """Runs playbooks/site.yml (or another one) with these extra variables, as from a person's shell. ``new_connections``: not over those of an earlier run."""
+    """Runs playbooks/site.yml (or another ``playbook`` beside it) with these extra variables, as from a person's shell.
+
+    ``new_connections``: not over those of an earlier run.
+    """
     where = [word for path in inventory for word in ("-i", str(path))]
     extra = ["-e", json.dumps(variables)] if variables else []
     environ = {key: value for key, value in os.environ.items() if not key.startswith(("ANSIBLE_", "MOLECULE_"))}
@@ -90,7 +93,7 @@ def site(
             ANSIBLE_SSH_CONTROL_PATH_DIR=sockets, ANSIBLE_SSH_ARGS="-o ControlMaster=auto -o ControlPersist=5s -o ConnectTimeout=10"
         )
     done = subprocess.run(
-        ["ansible-playbook", str(playbook), *where, *extra, *arguments],
+        ["ansible-playbook", str(SITE.parent / playbook), *where, *extra, *arguments],
         cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout, check=False,
     )  # fmt: skip
     print(done.stdout)  # pytest shows it when the test fails

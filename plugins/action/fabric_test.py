@@ -20,19 +20,27 @@ display = Display()
 MEMORY = 8 << 30  # free bytes that all_gather wants: it must not push a serving node over the edge
 
 
+def head_address(looks: t.Sequence[t.Mapping[str, t.Any]]) -> str:
+    """Fabric address of the first node; "" when it has none."""
+    links = looks[0].get("links") or [] if looks else []
+    return next((link["addresses"][0].partition("/")[0] for link in links if link["rail"] == 1), "")
+
+
 def gather_skip(looks: t.Sequence[t.Mapping[str, t.Any]], image: str) -> str:
     """Why all_gather cannot be run; "" when it can. All ranks or none: one alone would wait for the others."""
-    reasons = []
+    if len(looks) < 2:
+        return "one node only"
     for text, lacking in (
         ("no answer of", lambda look: look.get("error")),
+        ("no fabric address on", lambda look: not any(link["rail"] == 1 for link in look["links"])),
         ("no GPU on", lambda look: not look.get("gpus")),
         (f"the image {image}, which site.yml brings, is not on", lambda look: not look.get("image")),
         ("less than 8 GiB of memory free on", lambda look: look.get("memory", 0) < MEMORY),
     ):
         nodes = [look["node"] for look in looks if lacking(look)]
         if nodes:
-            reasons.append(f"{text} {', '.join(nodes)}")
-    return "one node only" if len(looks) < 2 else "; ".join(reasons[:1])
+            return f"{text} {', '.join(nodes)}"
+    return ""
 
 
 class ActionModule(ActionBase):
@@ -46,7 +54,8 @@ class ActionModule(ActionBase):
         if step == "plan":
             looks = args["looks"]
             plan, rows = _fabric_test.pairs(looks)
-            return {**result, "changed": False, "plan": plan, "rows": rows, "gather_skip": gather_skip(looks, str(args.get("image", "")))}
+            skip = gather_skip(looks, str(args.get("image", "")))
+            return {**result, "changed": False, "plan": plan, "rows": rows, "gather_skip": skip, "head": head_address(looks)}
         if step == "report":
             return {**result, **self._report(args)}
         try:

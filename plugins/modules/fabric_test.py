@@ -62,7 +62,7 @@ options:
     elements: dict
     default: []
   rows:
-    description: RV(row) of all measurements. For O(step=report).
+    description: RV(rows) of all measurements. For O(step=report).
     type: list
     elements: dict
     default: []
@@ -123,6 +123,10 @@ rows:
   elements: dict
 gather_skip:
   description: Why all_gather cannot be run; empty when it can.
+  returned: with O(step=plan)
+  type: str
+head:
+  description: Fabric address of the first node.
   returned: with O(step=plan)
   type: str
 answer:

@@ -21,7 +21,6 @@ import pytest
 import spark
 import yaml
 
-PLAYBOOK = spark.ROOT / "playbooks" / "fabric.yml"
 FILE = "/etc/netplan/99-spark-fabric.yaml"
 PORT, TWIN = "enp1s0f1np1", "enP2p1s0f1np1"
 RAIL = ipaddress.ip_network((int(spark.FABRIC.network_address) + spark.FABRIC.num_addresses, spark.FABRIC.prefixlen))
@@ -31,7 +30,7 @@ WAIT = 12  # seconds until a node takes a change back, where that is what shall 
 
 
 def fabric(*arguments: str, wait: int = 60, **more: t.Any) -> spark.Run:
-    return spark.site(*arguments, playbook=PLAYBOOK, spark_fabric_timeout=wait, timeout=180, **more)
+    return spark.site(*arguments, playbook="fabric.yml", spark_fabric_timeout=wait, timeout=180, **more)
 
 
 def docker(*argv: str) -> None:
@@ -150,7 +149,7 @@ def test_second_run_changes_nothing() -> None:
 def test_measured() -> None:
     """playbooks/fabric_test.yml: ports, both rails in both directions, and truthfully what cannot be measured here."""
     before = networks()
-    run = spark.site(playbook=spark.ROOT / "playbooks" / "fabric_test.yml", spark_seconds=1, timeout=180)
+    run = spark.site(playbook="fabric_test.yml", spark_seconds=1, timeout=180)
     assert run.rc == 0 and run.changed == 0
     for node, other in ((spark.HEAD, spark.WORKER), (spark.WORKER, spark.HEAD)):
         for rail, port, address in ((1, PORT, spark.NODES[node]), (2, TWIN, SECOND[node])):

@@ -58,6 +58,7 @@ def look(number, **more):
         ([look(1), look(2)], ""),
         ([look(1)], "one node only"),
         ([look(1), {"node": "spark-2", "error": "gone"}], "no answer of spark-2"),
+        ([look(1), look(2, links=[])], "no fabric address on spark-2"),
         ([look(1, gpus=0), look(2, gpus=0)], "no GPU on spark-1, spark-2"),
         ([look(1), look(2, image=False)], "the image i, which site.yml brings, is not on spark-2"),
         ([look(1, memory=1 << 30), look(2)], "less than 8 GiB of memory free on spark-1"),
@@ -66,7 +67,8 @@ def look(number, **more):
 def test_all_ranks_or_none(run, looks, reason):
     result = run(step="plan", looks=looks, image="i")
     assert result["gather_skip"] == reason and result["changed"] is False
-    assert len(result["plan"]) == (2 if len([item for item in looks if "error" not in item]) == 2 else 0)
+    assert len(result["plan"]) == (2 if len([item for item in looks if item.get("links")]) == 2 else 0)
+    assert result["head"] == "192.168.200.12"
 
 
 GONE = AnsibleConnectionFailure("Failed to connect:\n No route to host")
