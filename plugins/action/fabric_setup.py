@@ -95,7 +95,7 @@ class ActionModule(ActionBase):
         self._new_connection()
         try:
             with limited(ATTEMPT):
-                return self._module(MODULE, node=self.node, step=step)
+                return self._module(MODULE, node=self.node, step=step, change_id=str(self.args.get("change_id", "")))
         except Late:
             raise Lost(f"no answer within {ATTEMPT} s") from None
 
@@ -166,7 +166,8 @@ class ActionModule(ActionBase):
                 result = self._ask(step)
                 step = "prove"  # it was told; from now on only look
                 setup = result.get("setup", {})
-                if setup.get("phase") in ("reverted", "none"):
+                settled = ("reverted", "none") if self.args.get("change_id") else ("reverted", "none", "confirmed")
+                if setup.get("phase") in settled:
                     return {"changed": True, "setup": setup, "text": f"{self.node} has its configuration from before again"}
                 why = str(setup.get("why") or result.get("msg") or setup.get("phase"))
             except Lost as exc:

@@ -69,6 +69,12 @@ options:
     type: list
     elements: dict
     default: []
+  change_id:
+    description:
+      - RV(setup.change_id) of the change that O(step=revert) takes back, also when it was confirmed already. Without it only one that waits for its
+        confirmation is taken back.
+    type: str
+    default: ""
   timeout:
     description: Seconds after which the node takes an unconfirmed change back by itself. For O(step=change).
     type: int
@@ -115,6 +121,9 @@ setup:
     ready:
       description: Whether the change is applied and the ports are as wanted.
       type: bool
+    change_id:
+      description: Name of the change.
+      type: str
     left:
       description: Seconds until the node takes the change back.
       type: float
@@ -141,6 +150,7 @@ problem:
 import contextlib
 import glob
 import os
+import secrets
 import shutil
 import sys
 import tempfile
@@ -353,7 +363,7 @@ class Setup:
         timeout = self.params["timeout"]
         for unit in ("revert", "apply"):
             self.run(["systemctl", "stop", f"{UNIT}-{unit}.timer"], 10)
-        self.change.write({**state, "phase": "pending", "why": "", "deadline": time.monotonic() + timeout})
+        self.change.write({**state, "id": secrets.token_hex(8), "phase": "pending", "why": "", "deadline": time.monotonic() + timeout})
         program = os.path.join(self.change.run_dir, "change.py")
         source = _fabric_change.__loader__.get_source(_fabric_change.__name__)  # type: ignore[union-attr]
         _fabric_change.put(program, source)
@@ -417,7 +427,8 @@ class Setup:
     def step_revert(self) -> None:
         """Have the node take the change of this run back now; it may cut this connection."""
         state = self.change.read()
-        if state.get("phase") in ("pending", "applied", "confirmed") and not self.module.check_mode:
+        ours = bool(self.params["change_id"]) and self.params["change_id"] == state.get("id")
+        if state.get("phase") in ("pending", "applied", *(["confirmed"] if ours else [])) and not self.module.check_mode:
             program = os.path.join(self.change.run_dir, "change.py")
             argv = ["systemd-run", "--quiet", "--no-ask-password", "--collect", "--no-block", f"--unit={UNIT}-now"]
             self.run([*argv, sys.executable, "-I", program, "undo", "a node of the gang failed"], 20)
@@ -439,6 +450,7 @@ class Setup:
             why = "netplan has not finished yet"
         self.result["setup"] = {
             "phase": phase,
+            "change_id": state.get("id", ""),
             "why": why,
             "ready": phase == "applied" and not why,
             "left": round(max(0.0, state.get("deadline", 0.0) - time.monotonic()), 1),
@@ -468,6 +480,7 @@ def main() -> None:
             "interface": {"type": "str", "default": ""},
             "mtu": {"type": "int", "default": 9000},
             "gang": {"type": "list", "elements": "dict", "default": []},
+            "change_id": {"type": "str", "default": ""},
             "timeout": {"type": "int", "default": 120},
         },
         supports_check_mode=True,

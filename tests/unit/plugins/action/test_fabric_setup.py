@@ -143,6 +143,12 @@ def test_revert(run, answers, text):
     assert result["text"].startswith(text) and not result.get("failed")
 
 
+@pytest.mark.parametrize(("change_id", "asked"), [("", 1), ("1a", 3)])
+def test_a_confirmed_change_of_an_earlier_run_is_not_waited_for(run, change_id, asked):
+    result = run([setup("confirmed", False), setup("confirmed", False), setup("reverted", False)], step="revert", change_id=change_id)
+    assert result["text"] == "spark-1 has its configuration from before again" and len(run.asked) == asked
+
+
 def test_the_node_is_told_once(run):
     run([GONE, setup(), setup(), setup("reverted", False)], step="revert")
     assert [arguments["step"] for dummy, arguments in run.asked] == ["revert", "revert", "prove", "prove"]

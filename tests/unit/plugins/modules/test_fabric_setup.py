@@ -191,11 +191,21 @@ def test_confirm_comes_too_late(run_module, change):
     assert run_module(step="prove")["setup"]["phase"] == "reverted"
 
 
-def test_revert_is_done_by_the_node(run_module, node, change):
-    run_module()
-    run_module(step="revert")
-    (text,) = [text for text in node.asked if text.startswith("systemd-run")]
-    assert "--no-block" in text and text.endswith("change.py undo a node of the gang failed")
+@pytest.mark.parametrize(
+    ("confirmed", "named", "told"),
+    [(False, False, True), (False, True, True), (True, True, True), (True, False, False)],
+)
+def test_revert_is_done_by_the_node(run_module, node, change, confirmed, named, told):
+    """A confirmed change only when it is named: it may be one of an earlier run."""
+    ident = run_module()["setup"]["change_id"]
+    change.apply()
+    if confirmed:
+        run_module(step="confirm")
+    run_module(step="revert", change_id=ident if named else "")
+    found = [text for text in node.asked if text.startswith("systemd-run")]
+    assert len(found) == told
+    if told:
+        assert "--no-block" in found[0] and found[0].endswith("change.py undo a node of the gang failed")
 
 
 def test_ready_only_when_the_port_is_as_wanted(run_module, node, change):
