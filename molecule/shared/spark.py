@@ -72,9 +72,17 @@ class Run:
 
 
 def site(
-    *arguments: str, inventory: t.Sequence[Path | str] = (LAB,), timeout: float = 900, new_connections: bool = False, **variables: t.Any
+    *arguments: str,
+    inventory: t.Sequence[Path | str] = (LAB,),
+    timeout: float = 900,
+    new_connections: bool = False,
+    playbook: str = "site.yml",
+    **variables: t.Any,
 ) -> Run:
-    """Runs playbooks/site.yml with these extra variables, as from a person's shell. ``new_connections``: not over those of an earlier run."""
+    """Runs playbooks/site.yml (or another ``playbook`` beside it) with these extra variables, as from a person's shell.
+
+    ``new_connections``: not over those of an earlier run.
+    """
     where = [word for path in inventory for word in ("-i", str(path))]
     sockets = tempfile.mkdtemp(prefix="cp-") if new_connections else ""
     if sockets:  # as a variable: the inventory of a lab names a folder, too
@@ -85,7 +93,7 @@ def site(
     if sockets:
         environ.update(ANSIBLE_SSH_ARGS="-o ControlMaster=auto -o ControlPersist=5s -o ConnectTimeout=10")
     done = subprocess.run(
-        ["ansible-playbook", str(SITE), *where, *extra, *arguments],
+        ["ansible-playbook", str(SITE.parent / playbook), *where, *extra, *arguments],
         cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout, check=False,
     )  # fmt: skip
     print(done.stdout)  # pytest shows it when the test fails
