@@ -138,9 +138,20 @@ class Lab:
             server.shutdown()
             server.server_close()
 
-    def pull(self, *, port: int = 0, token: str = TOKEN, stall: float = 5.0, timeout: float = 60.0, processes: int = 3) -> dict[str, t.Any]:
+    def pull(
+        self,
+        *,
+        port: int = 0,
+        token: str = TOKEN,
+        stall: float = 5.0,
+        timeout: float = 60.0,
+        processes: int = 3,
+        peers: list[_transfer.Source] | None = None,
+    ) -> dict[str, t.Any]:
         source = _transfer.Source("127.0.0.1", port or self.port, token)
-        return _transfer.pull_blobs(self.rows, source, self.target, processes=processes, timeout=timeout, stall=stall, node="w")
+        return _transfer.pull_blobs(
+            self.rows, [*(peers or []), source], self.target, processes=processes, timeout=timeout, stall=stall, node="w"
+        )
 
     def check(self) -> None:
         assert {path.name: path.read_bytes() for path in self.blobs.iterdir()} == self.data
@@ -212,9 +223,9 @@ def test_refusals_are_told_apart(lab: Lab, over: dict[str, t.Any], token: str, c
         change(lab.head / lab.rows[0]["blob"])
     with lab.server(**over), pytest.raises(Problem) as info:
         source = _transfer.Source(over.get("bind", "127.0.0.1"), lab.port, token)
-        puller = _transfer.Puller(source, lab.target, stall=5.0, node="w")
+        puller = _transfer.Puller([source], lab.target, stall=5.0, node="w")
         if "bind" in over:
-            puller._conn = __import__("http.client").client.HTTPConnection(
+            puller._conns[source] = __import__("http.client").client.HTTPConnection(
                 source.address, source.port, timeout=5, source_address=("127.0.0.1", 0)
             )
         puller.fetch(lab.rows[0], lambda count: None)
