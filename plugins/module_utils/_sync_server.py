@@ -19,8 +19,9 @@ Both: ``/<token>/stats``. GET and HEAD only, one Range; only names of the config
 is refused.
 
 A blob with ``part`` (and whole under ``path`` or one of ``also``) may still be arriving on this node: what is there is sent at once and
-the rest as it comes, so that workers can stand in a chain. Nobody trusts it, because everyone hashes what it receives. The server ends by itself after its lifetime, or when nobody asked
-for ``idle`` seconds: a play that was killed leaves nothing for long.
+the rest as it comes, so that workers can stand in a chain. Nobody trusts it, because everyone hashes what it receives.
+
+The server ends by itself after its lifetime, or when nobody asked for ``idle`` seconds: a play that was killed leaves nothing for long.
 """
 
 from __future__ import annotations
