@@ -28,6 +28,8 @@ import typing as t
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 
 CHUNK = 1 << 20
+# Reading waits until so much is there: small enough that little is lost with a connection and that a chain of workers streams.
+PIECE = 1 << 18
 WINDOW = 1 << 24
 CONNECT_SECONDS = 20.0
 # A peer in the chain that gives nothing for this long is left alone for that long; the head has everything.
@@ -610,7 +612,7 @@ class Puller:
         done, left = 0, int(row["size"]) - offset
         while left > 0:
             try:
-                count = response.readinto(self._view[: min(CHUNK, left)])
+                count = response.readinto(self._view[: min(PIECE, left)])
             except (OSError, http.client.HTTPException) as exc:
                 self._drop(source)
                 return done, str(exc) or type(exc).__name__
