@@ -207,7 +207,7 @@ RUN_DIR = "/run/dgxspark-serving"
 IMAGE_DIR = "/var/lib/dgxspark-serving/images"
 START_SECONDS = 15
 # Workers that wait or hash ask every 30 s, those that copy all the time.
-ABANDONED_SECONDS = 120.0
+ABANDONED_SECONDS = 90.0
 
 
 def unit_argv(unit: str, lifetime: int, python: str, program: str, config: str, run_dir: str) -> list[str]:
