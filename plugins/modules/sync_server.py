@@ -227,9 +227,10 @@ def unit_argv(unit: str, lifetime: int, python: str, program: str, config: str, 
         "KillMode": "mixed",
         "TimeoutStopSec": "10",
         "LimitNOFILE": "4096",
-        # also when it ended by itself or was killed: the token must not lie around ("+": as root, outside the sandbox)
-        "ExecStopPost": f"+/bin/rm -rf -- {run_dir}",
     }
+    if run_dir.startswith("/run/"):
+        # removed by systemd whatever ends the unit: the token must not lie around
+        properties.update(RuntimeDirectory=run_dir.removeprefix("/run/"), RuntimeDirectoryMode="0700")
     argv = ["systemd-run", "--quiet", "--no-ask-password", "--collect", f"--unit={unit}", "--service-type=exec"]
     argv += [f"--description=dgxspark.serving: read-only {unit}"]
     argv += [f"--property={key}={value}" for key, value in properties.items()]
