@@ -295,6 +295,14 @@ def test_a_run_that_waits_too_long_names_the_lock(bench: Bench) -> None:
     assert result["problem"]["id"] == "busy" and result["msg"].startswith("spark-2: model_sync: found another run")
 
 
+def test_a_cache_that_cannot_be_written(bench: Bench) -> None:
+    bench.cache.parent.parent.mkdir(parents=True)
+    bench.cache.parent.write_text("a file where the directory should be")
+    with bench.serving():
+        result = bench.run()
+    assert result["problem"]["id"] == "cache-access" and str(bench.cache.parent) in result["msg"] and result["msg"].startswith("spark-2: ")
+
+
 # --- chain, rsync, prune ---
 
 
