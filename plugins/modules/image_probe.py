@@ -60,6 +60,13 @@ options:
     description: With V(ray), an image without Ray is refused.
     type: str
     default: ray
+  scope:
+    description:
+      - V(full) imports vLLM and asks it for the model and the arguments.
+      - V(versions) only reads the versions of the packages and of NCCL and, with O(model), whether its files can be read; about a second.
+    type: str
+    choices: [full, versions]
+    default: full
   timeout:
     description: Seconds after which the probe is ended.
     type: int
@@ -284,6 +291,7 @@ class ImageProbe:
             "volumes": self.params["volumes"],
             "env": self.params["env"],
             "executor": self.params["executor"],
+            "scope": self.params["scope"],
         }
         return os.path.join(STATE_DIR, "probes", _probe.key(values, _probe.program_source()) + ".json")
 
@@ -314,7 +322,7 @@ class ImageProbe:
     def ask(self, probe: dict[str, t.Any]) -> None:
         """Run the program in the image. Whatever happens, no container of ours is left."""
         timeout = self.params["timeout"]
-        request = {"model": self.model, "arguments": self.arguments(), "env": self.params["env"], "timeout": timeout}
+        request = {"model": self.model, "arguments": self.arguments(), "env": self.params["env"], "timeout": timeout, "scope": self.params["scope"]}
         name = f"spark-probe-{os.getpid()}"
         lock = os.path.join(RUN_DIR, "probe.lock")
         with _transfer.exclusive(lock, timeout + 30, node=self.node, stage=_probe.STAGE, what="the image"):
@@ -350,6 +358,7 @@ def argument_spec() -> dict[str, t.Any]:
         "volumes": {"type": "list", "elements": "str", "default": []},
         "env": {"type": "dict", "default": {}},
         "executor": {"type": "str", "default": "ray"},
+        "scope": {"type": "str", "choices": ["full", "versions"], "default": "full"},
         "timeout": {"type": "int", "default": 300},
         "force": {"type": "bool", "default": False},
         "probes": {"type": "dict"},
