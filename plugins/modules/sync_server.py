@@ -420,7 +420,7 @@ class SyncServer:
             self.source = "staged"
             return self._staged(inspect, fingerprint)
         except Problem as exc:
-            if self.params["transport"] == "relay":
+            if self.params["transport"] == "relay" or exc.id != "disk-image":
                 raise
             self.result["actions"].append(f"not staged: {exc.found}; the whole image is offered instead")
             self.source = "archive"

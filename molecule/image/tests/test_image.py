@@ -1,0 +1,218 @@
+# Copyright (c) 2026 dgxspark.serving contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The image on every node: in all four pairs of image stores, only what is missing crosses, and nothing is left behind. Then the faults, on real
+daemons and a real network."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+import typing as t
+
+import pytest
+import spark
+
+FOLDER = "/var/lib/sparklab-registry"
+PORT = 5055
+NAME = "acme/app"
+MB = 1_000_000
+LAYERS = [["opt/a", 30 * MB, "a"], ["opt/b", 30 * MB, "b"], ["opt/c", 40 * MB, "c1"]]
+NEXT = [*LAYERS[:2], ["opt/c", 40 * MB, "c2"]]
+STORES = {"containerd": {"features": {"containerd-snapshotter": True}}, "classic": {}}
+# Ansible's own traffic to a worker of one run: its modules.
+ANSIBLE = 8 * MB
+
+
+# --- what the tests stand on ------------------------------------------------------------------------------------------------
+
+
+def reference(version: int | str, host: str = "127.0.0.1") -> str:
+    return f"{host}:{PORT}/{NAME}:{version}"
+
+
+def make(version: int | str, layers: t.Sequence[t.Any] = LAYERS, **over: t.Any) -> dict[str, t.Any]:
+    """An image in the head's registry: an index with attestations, as BuildKit pushes it."""
+    text = json.dumps({"layers": layers, "attest": True, **over})
+    return json.loads(spark.on("spark-1", "python3", f"{FOLDER}/registry.py", "make", FOLDER, f"{NAME}:{version}", text))
+
+
+def fault(**given: t.Any) -> None:
+    spark.shell("spark-1", f"echo '{json.dumps(given)}' > {FOLDER}/fault" if given else f"rm -f {FOLDER}/fault")
+
+
+def site(version: int | str = 1, *arguments: str, image: str = "", **over: t.Any) -> spark.Run:
+    """Nobody asks these images for vLLM: they have none."""
+    variables = {"spark_image": image or reference(version), "image_sync_inside": False, **over}
+    return spark.site("--tags", "image", *arguments, **variables)
+
+
+def inspected(node: str, image: str) -> dict[str, t.Any]:
+    found = json.loads(spark.on(node, "docker", "image", "inspect", image, check=False) or "[]")
+    return found[0] if found else {}
+
+
+def layers_of(node: str, image: str) -> list[str]:
+    return inspected(node, image).get("RootFS", {}).get("Layers", [])
+
+
+def same_everywhere(version: int | str = 1) -> None:
+    head, worker = (layers_of(node, reference(version)) for node in spark.NODES)
+    assert len(head) == 3 and head == worker
+
+
+def received(node: str = "spark-2") -> int:
+    return int(spark.on(node, "cat", "/sys/class/net/enp1s0f1np1/statistics/rx_bytes"))
+
+
+def nothing_left() -> None:
+    """No server, relay, unit, temporary name or staged file on any node."""
+    for node in spark.NODES:
+        assert spark.shell(node, "systemctl list-units --all --plain --no-legend 'dgxspark*'") == ""
+        left = spark.shell(node, "find /run/dgxspark-serving /var/lib/dgxspark-serving/images -not -type d 2>/dev/null || true").split()
+        assert [path for path in left if not path.endswith(".lock")] == []
+        names = spark.on(node, "docker", "images", "--digests", "--format", "{{.Repository}}")
+        assert "/app\n" not in names.replace(f"127.0.0.1:{PORT}/{NAME}\n", "")
+        assert "docker pull" not in spark.shell(node, "ps -eo args | grep -v grep || true")
+
+
+def forget(*nodes: str) -> None:
+    """These nodes never saw an image of the tests."""
+    for node in nodes or tuple(spark.NODES):
+        spark.shell(
+            node,
+            "docker images --format '{{.Repository}}:{{.Tag}} {{.ID}}' | grep -v glm | grep -v sglang | awk '{print $2}' | sort -u | xargs -r docker rmi -f;"
+            "docker image prune -f >/dev/null; rm -rf /var/lib/dgxspark-serving",
+            check=False,
+        )
+
+
+def use_store(node: str, kind: str) -> None:
+    daemon = json.loads(spark.on(node, "cat", "/etc/docker/daemon.json"))
+    daemon.pop("features", None)
+    text = json.dumps({**daemon, **STORES[kind]})
+    spark.shell(node, f"cat > /etc/docker/daemon.json <<'END'\n{text}\nEND\nsystemctl reset-failed docker; systemctl restart docker")
+    told = spark.on(node, "docker", "info", "--format", "{{json .DriverStatus}}")
+    assert ("io.containerd.snapshotter" in told) == (kind == "containerd")
+
+
+@contextlib.contextmanager
+def slow(rate: str = "100mbit") -> t.Iterator[None]:
+    """The head sends so slowly that there is a middle of the copy."""
+    spark.shell("spark-1", f"tc qdisc replace dev enp1s0f1np1 root tbf rate {rate} burst 256k latency 400ms")
+    try:
+        yield
+    finally:
+        spark.shell("spark-1", "tc qdisc del dev enp1s0f1np1 root", check=False)
+
+
+def until(ready: t.Callable[[], bool], what: str, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < end, what
+        time.sleep(0.2)
+
+
+@contextlib.contextmanager
+def in_background(version: int | str = 1, **over: t.Any) -> t.Iterator[concurrent.futures.Future[spark.Run]]:
+    """A run whose copy is in the middle when the block begins."""
+    before = received()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        future = pool.submit(site, version, **over)
+        until(lambda: received() - before > 12 * MB or future.done(), "the copy did not begin")
+        assert not future.done(), future.result().output
+        yield future
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registry() -> t.Iterator[None]:
+    for node in spark.NODES:
+        spark.shell(node, f"mkdir -p {FOLDER}")
+    source = (spark.ROOT / "lab" / "registry.py").read_text(encoding="utf-8")
+    subprocess.run(
+        ["docker", "exec", "-i", f"{spark.NAME}-spark-1", "sh", "-c", f"cat > {FOLDER}/registry.py"],
+        input=source, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    serve = f"systemd-run --quiet --collect --unit=sparklab-registry python3 {FOLDER}/registry.py serve {FOLDER} {PORT} 0.0.0.0"
+    spark.shell("spark-1", f"systemctl stop sparklab-registry 2>/dev/null; {serve}")
+    make(1)
+    make(2, NEXT)
+    yield
+    forget()
+    spark.shell("spark-1", f"systemctl stop sparklab-registry; rm -rf {FOLDER}")
+
+
+@pytest.fixture(autouse=True)
+def whole() -> t.Iterator[None]:
+    """Every test ends with a node that has nothing of a copy on it."""
+    fault()
+    yield
+    fault()
+
+
+# --- four pairs of stores ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=[("containerd", "classic"), ("containerd", "containerd"), ("classic", "containerd"), ("classic", "classic")])
+def stores(request: pytest.FixtureRequest) -> tuple[str, str]:
+    for node, kind in zip(spark.NODES, request.param, strict=True):
+        use_store(node, kind)
+    forget()
+    return request.param
+
+
+def test_the_image_arrives(stores: tuple[str, str]) -> None:
+    before = received()
+    run = site()
+    assert run.rc == 0, stores
+    same_everywhere()
+    nothing_left()
+    assert 100 * MB <= received() - before <= 100 * MB + ANSIBLE
+
+
+def test_the_second_run_moves_nothing(stores: tuple[str, str]) -> None:
+    before = received()
+    run = site()
+    assert (run.rc, run.changed) == (0, 0), stores
+    assert received() - before <= ANSIBLE
+    assert "Copy the image over the fabric" not in run.output and "Ensure the worker has" not in run.output
+
+
+def test_a_changed_layer_alone_moves(stores: tuple[str, str]) -> None:
+    before = received()
+    assert site(2).rc == 0, stores
+    same_everywhere(2)
+    nothing_left()
+    assert 40 * MB <= received() - before <= 1.1 * 40 * MB + ANSIBLE
+
+
+def test_of_the_replaced_versions_one_is_kept(stores: tuple[str, str]) -> None:
+    """The third version of the moved tag: the second is kept under a name of ours, the first goes; what somebody else named stays."""
+    make("latest", LAYERS)
+    assert site("latest").rc == 0, stores
+    for node in spark.NODES:
+        spark.on(node, "docker", "tag", reference("latest"), "mine:keep")
+    names = {}
+    for seed in ("c3", "c4"):
+        made = make("latest", [*LAYERS[:2], ["opt/c", MB, seed]])
+        spark.on("spark-1", "docker", "pull", "-q", reference("latest"))
+        assert made["manifest"]
+        assert site("latest").rc == 0
+        names = {node: spark.on(node, "docker", "images", "--format", "{{.Repository}}:{{.Tag}}").split() for node in spark.NODES}
+    worker = [name for name in names["spark-2"] if ":dgxspark-" in name]
+    assert len(worker) == 1
+    assert "mine:keep" in names["spark-2"] and "mine:keep" in names["spark-1"]
+    nothing_left()
+
+
+def test_the_whole_image_when_asked(stores: tuple[str, str]) -> None:
+    forget("spark-2")
+    run = site(1, "-v", spark_image_transport="archive")
+    assert run.rc == 0, stores
+    assert "method: archive" in run.output
+    same_everywhere()
+    nothing_left()
