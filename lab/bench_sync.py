@@ -5,7 +5,8 @@
 ``RUNS=5`` (medians), ``SIZE=4G`` (bytes of the model), ``CASES="model-empty model-8"`` (default: all), ``SHAPED=512M`` and ``RATE=200mbit``
 (bytes and links of the case with eight workers).
 
-A case is a function with ``@case(name, title)``. It takes a Report, adds samples for each side (all sides of a case in one run and in
+The cases are in ``lab/bench_sync_*.py`` (``from bench_sync import case, …``), one file for each subject. A case is a function with
+``@case(name, title)``. It takes a Report, adds samples for each side (all sides of a case in one run and in
 turn) and
 the goals that it has. Results: a table on the terminal, ``docs/benchmarks/sync.md`` and ``docs/benchmarks/sync.json``, both merged by case.
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import importlib
 import json
 import os
 import platform
@@ -289,6 +291,9 @@ def settle() -> None:
 def main() -> int:
     if os.geteuid() != 0:
         sys.exit("bench-sync: needs root (network namespaces)")
+    sys.modules["bench_sync"] = sys.modules[__name__]
+    for path in sorted(Path(__file__).parent.glob("bench_sync_*.py")):
+        importlib.import_module(path.stem)
     wanted = (os.environ.get("CASES") or " ".join(CASES)).split()
     reports = []
     for name in wanted:
