@@ -216,3 +216,230 @@ def test_the_whole_image_when_asked(stores: tuple[str, str]) -> None:
     assert "method: archive" in run.output
     same_everywhere()
     nothing_left()
+
+
+# --- from a file ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def usual() -> None:
+    """The stores of a fresh lab."""
+    for node, kind in zip(spark.NODES, ("containerd", "classic"), strict=True):
+        use_store(node, kind)
+    forget()
+
+
+def test_an_image_from_a_file(usual: None) -> None:
+    """Whatever name is in it; a second run finds it loaded, another version in the file replaces it."""
+    path = f"{FOLDER}/app.tar"
+    wanted = {"image": "acme/from-file:prod", "spark_image_file": path}
+    for version, layers in ((1, LAYERS), (2, NEXT)):
+        spark.on("spark-1", "python3", f"{FOLDER}/registry.py", "tar", FOLDER, f"{NAME}:{version}", path)
+        run = site(**wanted)
+        assert run.rc == 0
+        found = [layers_of(node, "acme/from-file:prod") for node in spark.NODES]
+        assert found[0] == found[1] and len(found[0]) == len(layers)
+        again = site(**wanted)
+        assert (again.rc, again.changed) == (0, 0)
+        nothing_left()
+    assert "file" in spark.refused_text(site(image="acme/from-file:prod", spark_image_file="/nowhere/app.tar"))
+    spark.shell("spark-1", f"rm {path}")
+
+
+# --- refused before anything is copied --------------------------------------------------------------------------------------
+
+
+def test_another_platform_is_refused_before_the_pull(usual: None) -> None:
+    make("odd", [["opt/a", MB, "odd"]], architecture="s390x")
+    run = site("odd")
+    spark.refused(run, "spark-1", "linux/s390x" if "linux/s390x" in run.text else "no manifest for linux/")
+    assert not layers_of("spark-1", reference("odd"))
+
+
+@contextlib.contextmanager
+def small_disk(node: str, size: str) -> t.Iterator[None]:
+    """Docker's data on a file system of this size; the old service is back afterwards."""
+    spark.shell(node, f"systemctl stop docker docker.socket; mount -t tmpfs -o size={size} tmpfs /var/lib/docker; systemctl start docker")
+    try:
+        yield
+    finally:
+        spark.shell(node, "systemctl stop docker docker.socket; umount /var/lib/docker; systemctl reset-failed docker; systemctl start docker")
+
+
+def test_a_full_disk_of_a_worker_is_refused_before_the_download(usual: None) -> None:
+    forget()
+    with small_disk("spark-2", "150m"):
+        run = site()
+    assert run.rc != 0
+    message = run.message("spark-2")
+    for words in ("spark-2: image_sync: found ", " free at ", "expected at least ", "Remedy: "):
+        assert words in message
+    assert not layers_of("spark-1", reference(1))  # nothing was downloaded
+
+
+# --- faults on the way ------------------------------------------------------------------------------------------------------
+
+
+def nothing_half(node: str = "spark-2") -> None:
+    assert not layers_of(node, reference(1))
+
+
+def finishes() -> None:
+    """A rerun finishes, and nothing of the broken one is left."""
+    run = site()
+    assert run.rc == 0, run.output
+    same_everywhere()
+    nothing_left()
+
+
+@pytest.fixture
+def empty_worker(usual: None) -> None:
+    """The head has the image, the worker not."""
+    forget("spark-2")
+    if not layers_of("spark-1", reference(1)):
+        spark.on("spark-1", "docker", "pull", "-q", reference(1))
+
+
+def failed(run: spark.Run, node: str, *words: str) -> None:
+    assert run.rc != 0 and "Traceback" not in run.output
+    message = run.message(node)
+    for word in (f"{node}: ", "found ", "expected ", "Remedy: ", *words):
+        assert word in message, f"{word!r} is not in: {message}"
+
+
+def test_the_pull_of_the_worker_is_killed(empty_worker: None) -> None:
+    with slow(), in_background() as future:
+        spark.shell("spark-2", "pkill -KILL -x -f 'docker pull 127.0.0.1:.*'")
+        run = future.result()
+    failed(run, "spark-2")
+    nothing_half()
+    finishes()
+
+
+def test_the_server_of_the_head_is_killed(empty_worker: None) -> None:
+    with slow(), in_background() as future:
+        spark.shell("spark-1", "systemctl kill -s KILL dgxspark-sync-image")
+        run = future.result()
+    failed(run, "spark-2", "no connection to")
+    nothing_half()
+    finishes()
+
+
+def test_a_link_that_is_cut_for_some_seconds(empty_worker: None) -> None:
+    cut = "tc qdisc replace dev enp1s0f1np1 root netem loss 100%"
+    with slow(), in_background() as future:
+        spark.shell("spark-2", f"{cut}; sleep 15; tc qdisc del dev enp1s0f1np1 root")
+        run = future.result()
+    assert run.rc == 0, run.output
+    same_everywhere()
+    nothing_left()
+
+
+def test_the_disk_of_the_worker_gets_full(empty_worker: None) -> None:
+    with small_disk("spark-2", "280m"):
+        with slow(), in_background() as future:
+            spark.shell("spark-2", "fallocate -l $(($(stat -f -c '%a*%S' /var/lib/docker) - 1000000)) /var/lib/docker/ballast")
+            run = future.result()
+        failed(run, "spark-2", "disk of Docker's data is full")
+        nothing_half()
+        spark.shell("spark-2", "rm /var/lib/docker/ballast")
+        finishes()
+
+
+def test_the_worker_loses_its_docker(empty_worker: None) -> None:
+    with slow(), in_background() as future:
+        spark.shell("spark-2", "systemctl kill -s KILL docker; sleep 1; systemctl reset-failed docker; systemctl start docker")
+        run = future.result()
+    failed(run, "spark-2")
+    finishes()
+
+
+def blob_of_head(number: int) -> str:
+    made = json.loads(spark.on("spark-1", "python3", f"{FOLDER}/registry.py", "make", FOLDER, f"{NAME}:1", json.dumps({"layers": LAYERS, "attest": True})))
+    return made["layers"][number]["digest"][7:]
+
+
+def test_a_damaged_layer_on_the_disk_of_the_head(empty_worker: None) -> None:
+    path = f"/var/lib/containerd/io.containerd.content.v1.content/blobs/sha256/{blob_of_head(2)}"
+    flip = f"python3 - <<'END'\nf = open('{path}', 'r+b'); f.seek(20000000); b = f.read(1); f.seek(20000000); f.write(bytes([b[0] ^ 1]))\nEND"
+    spark.shell("spark-1", flip)
+    try:
+        run = site()
+        failed(run, "spark-2", "another content than its digest says", "damaged on the head's disk")
+        nothing_half()
+    finally:
+        spark.shell("spark-1", flip)
+    finishes()
+
+
+def test_two_plays_at_once(empty_worker: None) -> None:
+    """One of them may be refused when the other one ends the server first; it says so, and the next run finishes."""
+    with slow(), in_background() as future:
+        second = site()
+        first = future.result()
+    assert first.rc == 0
+    if second.rc:
+        failed(second, "spark-2")
+    finishes()
+
+
+def test_the_controller_is_killed_and_the_play_started_again(empty_worker: None) -> None:
+    before = received()
+    argv = ["ansible-playbook", str(spark.SITE), "-i", str(spark.LAB), "--tags", "image"]
+    argv += ["-e", json.dumps({"spark_image": reference(1), "image_sync_inside": False})]
+    environ = {**{k: v for k, v in os.environ.items() if not k.startswith(("ANSIBLE_", "MOLECULE_"))}, "ANSIBLE_CONFIG": str(spark.ROOT / "ansible.cfg")}
+    with slow():
+        process = subprocess.Popen(
+            argv, cwd=spark.ROOT, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        until(lambda: received() - before > 12 * MB, "the copy did not begin")
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        run = site()
+    assert run.rc == 0, run.output
+    same_everywhere()
+    assert received() - before <= 1.1 * 100 * MB + 2 * ANSIBLE  # the first copy went on, the second waited for it
+    nothing_left()
+
+
+# --- faults of the registry -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"status": 429}, "limits this address"),
+        ({"status": 404}, "does not have this image"),
+        ({"cut": 20 * MB}, "pulled from the registry"),
+        ({"flip": True}, "another content than its digest says"),
+    ],
+)
+def test_a_registry_that_misbehaves(usual: None, given: dict[str, t.Any], words: str) -> None:
+    forget()
+    fault(**given)
+    failed(site(), "spark-1", words)
+    nothing_half("spark-1")
+    fault()
+    finishes()
+
+
+def test_a_registry_without_tls(usual: None) -> None:
+    """Plain HTTP is for 127.0.0.0/8 only."""
+    host = f"{spark.NODES['spark-1']}:{PORT}"
+    failed(site(image=f"{host}/{NAME}:1"), "spark-1", "plain HTTP")
+
+
+def test_the_tag_moves_during_the_run(empty_worker: None) -> None:
+    """The worker gets what the head had when it was asked: content, not a name."""
+    with slow(), in_background() as future:
+        spark.shell("spark-1", f"cp {FOLDER}/tags/acme~app~2 {FOLDER}/tags/acme~app~1")
+        spark.on("spark-1", "docker", "pull", "-q", reference(1))
+        run = future.result()
+    assert run.rc == 0, run.output
+    moved = layers_of("spark-1", reference(1))
+    assert layers_of("spark-2", reference(1)) != moved
+    make(1)
+    assert site().rc == 0  # the next run sees the difference
+    assert layers_of("spark-2", reference(1)) == moved
+    nothing_left()
+    forget()
