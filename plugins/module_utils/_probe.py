@@ -183,7 +183,7 @@ def warnings(probe: t.Mapping[str, t.Any], node: str) -> list[str]:
     where = f"{node}: " if node else ""
     left = ", ".join(f"{name}={value}" for name, value in probe["inherited"].items() if name.startswith(NETWORK))
     told = [f"{where}the image {probe['image']} sets {left}; set it in spark_env if it does not fit this gang"] if left else []
-    if probe["complete"] and probe["imports"]["vllm"] is None and probe["errors"].get("vllm"):
+    if probe["complete"] and probe["imports"]["vllm"] is None:
         told.append(f"{where}vLLM of {probe['image']} cannot be imported without a GPU, so arguments and model type are not checked")
     elif probe["complete"] and probe["arguments"]["accepted"] is None:
         told.append(f"{where}the arguments of vllm serve could not be checked: {probe['arguments']['reason']}")

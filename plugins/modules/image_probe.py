@@ -226,8 +226,9 @@ class ImageProbe:
         self.result["probe"] = kept if kept is not None else probe
         if kept is None:
             self.ask(probe)
-        for text in _probe.warnings(self.result["probe"], self.node):
-            self.module.warn(text)
+        if self.params["scope"] == "full":  # one node says it for all: they have the same image
+            for text in _probe.warnings(self.result["probe"], self.node):
+                self.module.warn(text)
         found = _probe.problem_of(self.result["probe"], self.params["executor"], self.node, self.there)
         if found:
             raise found
