@@ -77,7 +77,10 @@ class Pair:
             layers = [[f"opt/{index}", SIZE // LAYERS, last if index == LAYERS else f"s{index}"] for index in range(1, LAYERS + 1)]
             text = json.dumps({"layers": layers, "attest": True})
             made = json.loads(node(HEAD, f"python3 {FOLDER}/registry.py make {FOLDER}/oci {TAG}:{version} '{text}'"))
-            node(HEAD, f"python3 {FOLDER}/registry.py tar {FOLDER}/oci {TAG}:{version} {FOLDER}/app.tar && docker load -q -i {FOLDER}/app.tar")
+            node(
+                HEAD,
+                f"python3 {FOLDER}/registry.py tar {FOLDER}/oci {TAG}:{version} {FOLDER}/app.tar && docker load -q -i {FOLDER}/app.tar",
+            )
             self.changed = made["layers"][-1]["size"]
         node(HEAD, f"rm -rf {FOLDER}/oci {FOLDER}/app.tar")
         return self
@@ -92,7 +95,16 @@ class Pair:
         import ansible  # pylint: disable=import-outside-toplevel
 
         base = Path(ansible.__file__).parent
-        tar = ["tar", "-c", "--exclude=__pycache__", "-C", str(base.parent), "ansible/__init__.py", "ansible/release.py", "ansible/module_utils"]
+        tar = [
+            "tar",
+            "-c",
+            "--exclude=__pycache__",
+            "-C",
+            str(base.parent),
+            "ansible/__init__.py",
+            "ansible/release.py",
+            "ansible/module_utils",
+        ]
         parts = ["plugins/modules", "plugins/module_utils"]
         tar += ["--transform", "s,^plugins,ansible_collections/dgxspark/serving/plugins,", "-C", str(ROOT), *parts]
         packed = subprocess.run(tar, check=True, stdout=subprocess.PIPE).stdout
@@ -151,7 +163,13 @@ class Pair:
 
         def work() -> dict[str, t.Any]:
             server = self.module(
-                HEAD, "sync_server", name="bench", what="image", image=f"{TAG}:{version}", address=self.addresses[HEAD], peers=[self.addresses[WORKER]]
+                HEAD,
+                "sync_server",
+                name="bench",
+                what="image",
+                image=f"{TAG}:{version}",
+                address=self.addresses[HEAD],
+                peers=[self.addresses[WORKER]],
             )["server"]
             return self.pull(version, image, server)
 
@@ -164,7 +182,14 @@ class Pair:
     def pull(self, version: str, image: dict[str, t.Any], server: dict[str, t.Any] | None) -> dict[str, t.Any]:
         more = {"server": server} if server else {}
         return self.module(
-            WORKER, "image_sync", reference=f"{TAG}:{version}", source="peer", fingerprint=image["fingerprint"], size=image["size"], keep=9, **more
+            WORKER,
+            "image_sync",
+            reference=f"{TAG}:{version}",
+            source="peer",
+            fingerprint=image["fingerprint"],
+            size=image["size"],
+            keep=9,
+            **more,
         )
 
     def theirs(self, version: str) -> Sample:
@@ -198,7 +223,12 @@ def image(report: Report) -> None:
         other, again = f"{THEIRS}, worker empty", f"{THEIRS}, one of 5 layers changed"
         nothing = f"{OURS}, nothing changed"
         for dummy in report.rounds():
-            for label, version, copy in ((first, "1", lab.ours), (second, "2", lab.ours), (other, "1", lab.theirs), (again, "2", lab.theirs)):
+            for label, version, copy in (
+                (first, "1", lab.ours),
+                (second, "2", lab.ours),
+                (other, "1", lab.theirs),
+                (again, "2", lab.theirs),
+            ):
                 if version == "1":
                     lab.wipe()
                 lab.warm(version)
@@ -211,4 +241,6 @@ def image(report: Report) -> None:
         report.goal("bytes on the wire / bytes of the changed layer", report.wire(second) / lab.changed, 1.1)
         report.goal("nothing changed, seconds", report.seconds(nothing), 1.0)
         report.goal("nothing changed, bytes", report.wire(nothing), 0)
-        report.note(f"Writing as many bytes plainly to the worker's disk takes {disk(WORKER):.2f} s; hashing and unpacking them, once each, is the rest.")
+        report.note(
+            f"Writing as many bytes plainly to the worker's disk takes {disk(WORKER):.2f} s; hashing and unpacking them, once each, is the rest."
+        )

@@ -111,7 +111,13 @@ def layer(directory: str, path: str, size: int, seed: str) -> tuple[str, int, st
 
 
 def make(
-    directory: str, reference: str, layers: t.Sequence[t.Sequence[t.Any]], *, attest: bool = False, architecture: str = "", env: t.Sequence[str] = ()
+    directory: str,
+    reference: str,
+    layers: t.Sequence[t.Sequence[t.Any]],
+    *,
+    attest: bool = False,
+    architecture: str = "",
+    env: t.Sequence[str] = (),
 ) -> dict[str, t.Any]:
     """Makes an image and tags it: {digest, manifest, layers: [{digest, size}]}. ``attest``: an index with a provenance beside the image, as BuildKit
     pushes it."""
@@ -196,10 +202,19 @@ def write_tar(directory: str, reference: str, target: str) -> None:
         wanted += [part["digest"] for part in [inner.get("config"), *inner.get("layers", [])] if part]
     with open(os.path.join(directory, "blobs", digest[7:]), "rb") as handle:
         size = len(handle.read())
-    top = {"mediaType": document["mediaType"], "digest": digest, "size": size, "annotations": {"io.containerd.image.name": full_name(reference)}}
+    top = {
+        "mediaType": document["mediaType"],
+        "digest": digest,
+        "size": size,
+        "annotations": {"io.containerd.image.name": full_name(reference)},
+    }
     listing = [{"Config": f"blobs/sha256/{image['config']['digest'][7:]}", "RepoTags": [reference],
                 "Layers": [f"blobs/sha256/{part['digest'][7:]}" for part in image["layers"]]}]  # fmt: skip
-    small = {"oci-layout": {"imageLayoutVersion": "1.0.0"}, "index.json": {"schemaVersion": 2, "manifests": [top]}, "manifest.json": listing}
+    small = {
+        "oci-layout": {"imageLayoutVersion": "1.0.0"},
+        "index.json": {"schemaVersion": 2, "manifests": [top]},
+        "manifest.json": listing,
+    }
     with tarfile.open(target, "w") as tar:
         for name in dict.fromkeys(wanted):
             tar.add(os.path.join(directory, "blobs", name[7:]), f"blobs/sha256/{name[7:]}")

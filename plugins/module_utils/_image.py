@@ -13,6 +13,7 @@ and config.
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import io
 import ipaddress
@@ -349,6 +350,21 @@ def missing_bytes(layers: t.Iterable[t.Mapping[str, t.Any]], present: t.Iterable
     return sum({str(layer["diff_id"]): int(layer["bytes"]) for layer in layers if layer["diff_id"] not in there}.values())
 
 
+def local_diff_id(roots: t.Iterable[str], digest: str) -> str:
+    """The unpacked digest of a layer that the classic store of this node has met before under this digest on the wire; "" for an unknown one."""
+    name = digest.removeprefix("sha256:")
+    for root in roots:
+        for path in glob.glob(os.path.join(glob.escape(root), "image", "*", "distribution", "diffid-by-digest", "sha256", name)):
+            with contextlib.suppress(OSError), open(path, encoding="ascii") as handle:
+                return handle.read().strip()
+    return ""
+
+
+def has_blob(roots: t.Iterable[str], digest: str) -> bool:
+    """Whether the containerd store of this node (its content directories) has this blob."""
+    return any(os.path.isfile(os.path.join(root, digest.removeprefix("sha256:"))) for root in roots)
+
+
 def space_for(missing: int, content: int, unpacked: int) -> int:
     """Bytes that a copy needs below Docker's root: what crosses and what it unpacks to, by the ratio of the whole image."""
     ratio = max(1.0, unpacked / content) if content else 1.0
@@ -370,7 +386,9 @@ def insecure_registry(text: str, host: str) -> bool:
         return False
 
 
-_PULLED = re.compile(r"([0-9a-f]{12}): (?:Downloading[^/\r\n]*?([\d.]+[kMG]?B)/([\d.]+[kMG]?B)|(Download complete|Extracting|Pull complete))")
+_PULLED = re.compile(
+    r"([0-9a-f]{12}): (?:Downloading[^/\r\n]*?([\d.]+[kMG]?B)/([\d.]+[kMG]?B)|(Download complete|Extracting|Pull complete))"
+)
 
 
 def pulled_bytes(text: str, layers: dict[str, tuple[int, int]]) -> int:

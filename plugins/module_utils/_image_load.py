@@ -91,9 +91,7 @@ def load(
                 process.stdin.close()  # type: ignore[union-attr]
 
 
-def _feed(
-    source: t.Any, process: subprocess.Popen[bytes], stall: float, deadline: float, report: t.Callable[[int], None]
-) -> None:
+def _feed(source: t.Any, process: subprocess.Popen[bytes], stall: float, deadline: float, report: t.Callable[[int], None]) -> None:
     sink = process.stdin.fileno()  # type: ignore[union-attr]
     os.set_blocking(sink, False)
     while True:

@@ -38,7 +38,9 @@ def surplus(versions: t.Sequence[Version], keep: int) -> list[Version]:
     return [item for item in versions[: max(0, len(versions) - 1 - keep)] if item["ours"]]
 
 
-def names_to_remove(version: Version, images: t.Iterable[t.Mapping[str, t.Any]], fingerprint: t.Callable[[t.Mapping[str, t.Any]], str]) -> list[str]:
+def names_to_remove(
+    version: Version, images: t.Iterable[t.Mapping[str, t.Any]], fingerprint: t.Callable[[t.Mapping[str, t.Any]], str]
+) -> list[str]:
     """Names of ours that still stand for exactly this content; the Id where nobody gave it a name any more. A name of somebody else keeps its image."""
     own = {version["reference"], keep_tag(version["reference"], version["fingerprint"])}
     found: list[str] = []

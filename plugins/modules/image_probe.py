@@ -323,7 +323,13 @@ class ImageProbe:
     def ask(self, probe: dict[str, t.Any]) -> None:
         """Run the program in the image. Whatever happens, no container of ours is left."""
         timeout = self.params["timeout"]
-        request = {"model": self.model, "arguments": self.arguments(), "env": self.params["env"], "timeout": timeout, "scope": self.params["scope"]}
+        request = {
+            "model": self.model,
+            "arguments": self.arguments(),
+            "env": self.params["env"],
+            "timeout": timeout,
+            "scope": self.params["scope"],
+        }
         name = f"spark-probe-{os.getpid()}"
         lock = os.path.join(RUN_DIR, "probe.lock")
         with _transfer.exclusive(lock, timeout + 30, node=self.node, stage=_probe.STAGE, what="the image"):

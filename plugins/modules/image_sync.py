@@ -440,12 +440,7 @@ class ImageSync:
             return
         document = self._ask_registry()
         if document:
-            # The layers that are here under another name cannot be told apart by their digest on the wire: the whole is the safe figure.
-            layers = [{"diff_id": str(part.get("digest")), "bytes": int(part.get("size") or 0)} for part in document["layers"]]
-            unpacked = int(UNPACKED * sum(layer["bytes"] for layer in layers))
-            self.result["incoming"] = {"layers": layers, "unpacked": unpacked}
-            self._space(layers, unpacked)
-            self.progress.total = self.result["missing_bytes"]
+            self._incoming({str(part.get("digest")): int(part.get("size") or 0) for part in document["layers"]})
         if self.module.check_mode:
             self._would(f"pull {self.reference}")
             self.result["changed"] = not before
@@ -457,6 +452,17 @@ class ImageSync:
             raise self.problem("image-pull", f"docker pull {self.reference} ended well but left no image", "the image", "run again")
         self._brought(images[0], "registry", f"pulled {self.reference}")
         self._accept(images[0])
+
+    def _incoming(self, sizes: dict[str, int]) -> None:
+        """Space for what the registry would send of these layers (by their digest on the wire)."""
+        roots = self._data_roots()
+        layers: list[dict[str, t.Any]] = [
+            {"diff_id": _image.local_diff_id(roots, digest) or digest, "bytes": size} for digest, size in sizes.items()
+        ]
+        self.result["incoming"] = {"layers": layers, "unpacked": int(UNPACKED * sum(sizes.values()))}
+        missing = [layer for layer in layers if not _image.has_blob(roots, layer["diff_id"])]
+        self._space(missing, int(UNPACKED * sum(layer["bytes"] for layer in missing)))
+        self.progress.total = self.result["missing_bytes"]
 
     def _brought(self, image: dict[str, t.Any], method: str, action: str) -> None:
         if self._short(image) != self.result["diff"]["before"]:
@@ -498,6 +504,11 @@ class ImageSync:
         """``docker pull``; a connection that broke off, or one damaged layer, is tried again: finished layers stay."""
         begin = time.monotonic()
         layers: dict[str, tuple[int, int]] = {}
+
+        def progress(child: _transfer.Child) -> tuple[int, int]:
+            done = relay.bytes if relay else _image.pulled_bytes(child.out.decode("utf-8", "replace"), layers)
+            return len(child.seen), self.progress.show(done)
+
         for number in range(TRIES):
             if relay:
                 relay.error = ""
@@ -505,7 +516,7 @@ class ImageSync:
                 ["docker", "pull", name],
                 timeout=max(1.0, self.params["timeout"] - (time.monotonic() - begin)),
                 stall=self.params["stall_timeout"],
-                progress=(lambda child: (len(child.seen), self.progress.show(relay.bytes if relay else _image.pulled_bytes(child.out.decode("utf-8", "replace"), layers)))),
+                progress=progress,
                 terminal=True,
             )
             self.result["seconds"] = round(time.monotonic() - begin, 3)
@@ -575,7 +586,9 @@ class ImageSync:
         if told:
             self._platform(told["Architecture"], told["Os"])
             if told["Images"] != 1:
-                raise self.problem("image-file", f"{path} holds {told['Images']} images", "a file with one image", "docker save only the one to serve")
+                raise self.problem(
+                    "image-file", f"{path} holds {told['Images']} images", "a file with one image", "docker save only the one to serve"
+                )
         if before and (not told or _image.image_fingerprint(before) == fingerprint):
             self._accept(before)
             return
@@ -625,7 +638,11 @@ class ImageSync:
                 ident, remedy = "image-load", "see the message of Docker; is the file whole, and written by docker save?"
             return self.problem(ident, text, "an image that can be loaded", remedy)
         ids = {"denied": "sync-denied", "source": "sync-source"}
-        remedy = "see on the head why docker save ended, then run again" if exc.where == "source" else "check the fabric and the disk, then run again"
+        remedy = (
+            "see on the head why docker save ended, then run again"
+            if exc.where == "source"
+            else "check the fabric and the disk, then run again"
+        )
         return self.problem(ids.get(exc.where, "sync-stalled"), text, "the whole image", remedy)
 
     def _loaded(self, names: list[str], fingerprint: str, action: str) -> None:
@@ -637,7 +654,9 @@ class ImageSync:
                 if name != self.local:
                     self.docker("image", "rm", name)
             shown = ", ".join(_image.image_fingerprint(image)[:16] for image in images) or "no image"
-            raise self.problem("DOC-03", f"docker load brought {shown}", fingerprint[:16] or "one image", "run the image stage again from the head on")
+            raise self.problem(
+                "DOC-03", f"docker load brought {shown}", fingerprint[:16] or "one image", "run the image stage again from the head on"
+            )
         self.result["changed"] = True
         self.result["actions"].append(action)
         self._platform(str(right[0].get("Architecture") or ""), str(right[0].get("Os") or ""))
@@ -708,7 +727,10 @@ class ImageSync:
         if transport == "archive" or not server["manifest_digest"]:
             if transport == "relay":
                 raise self.problem(
-                    "sync-source", "the head cannot offer its image layer by layer", "a head that can", "set spark_image_transport to auto or archive"
+                    "sync-source",
+                    "the head cannot offer its image layer by layer",
+                    "a head that can",
+                    "set spark_image_transport to auto or archive",
                 )
             self._archived(wanted)
             return
@@ -746,7 +768,10 @@ class ImageSync:
         server = self.params["server"]
         if not server["archive"]:
             raise self.problem(
-                "sync-source", "the server on the head offers no archive", "a server of this version", "run the image stage again from the head on"
+                "sync-source",
+                "the server on the head offers no archive",
+                "a server of this version",
+                "run the image stage again from the head on",
             )
         where = f"the head ({server['address']}:{server['port']})"
         try:
@@ -782,7 +807,9 @@ class ImageSync:
         now = self.result["image"]
         if old and old != now["fingerprint"]:
             if not any(item["fingerprint"] == old for item in versions):
-                versions = _image_versions.remember(versions, {"fingerprint": old, "reference": self.local, "id": str(before["Id"]), "ours": False})
+                versions = _image_versions.remember(
+                    versions, {"fingerprint": old, "reference": self.local, "id": str(before["Id"]), "ours": False}
+                )
             name = _image_versions.keep_tag(self.local, old)
             if self.docker("tag", str(before["Id"]), name)[0] == 0:
                 self.result["actions"].append(f"kept the version before as {name}")

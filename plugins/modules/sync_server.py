@@ -226,7 +226,15 @@ def unit_argv(unit: str, lifetime: int, python: str, program: str, config: str, 
 
 def content_key(config: t.Mapping[str, t.Any], port: int) -> str:
     """What makes a running server the wanted one (not its token)."""
-    wanted = [config["what"], config["bind"], sorted(config["peers"]), config["manifest_digest"], port, config["blobs"], config.get("archive")]
+    wanted = [
+        config["what"],
+        config["bind"],
+        sorted(config["peers"]),
+        config["manifest_digest"],
+        port,
+        config["blobs"],
+        config.get("archive"),
+    ]
     return hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()
 
 

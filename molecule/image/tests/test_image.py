@@ -157,7 +157,9 @@ def whole() -> t.Iterator[None]:
 # --- four pairs of stores ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=[("containerd", "classic"), ("containerd", "containerd"), ("classic", "containerd"), ("classic", "classic")])
+@pytest.fixture(
+    scope="module", params=[("containerd", "classic"), ("containerd", "containerd"), ("classic", "containerd"), ("classic", "classic")]
+)
 def stores(request: pytest.FixtureRequest) -> tuple[str, str]:
     for node, kind in zip(spark.NODES, request.param, strict=True):
         use_store(node, kind)
@@ -263,7 +265,9 @@ def small_disk(node: str, size: str) -> t.Iterator[None]:
     try:
         yield
     finally:
-        spark.shell(node, "systemctl stop docker docker.socket; umount /var/lib/docker; systemctl reset-failed docker; systemctl start docker")
+        spark.shell(
+            node, "systemctl stop docker docker.socket; umount /var/lib/docker; systemctl reset-failed docker; systemctl start docker"
+        )
 
 
 def test_a_full_disk_of_a_worker_is_refused_before_the_download(usual: None) -> None:
@@ -355,13 +359,17 @@ def test_the_worker_loses_its_docker(empty_worker: None) -> None:
 
 
 def blob_of_head(number: int) -> str:
-    made = json.loads(spark.on("spark-1", "python3", f"{FOLDER}/registry.py", "make", FOLDER, f"{NAME}:1", json.dumps({"layers": LAYERS, "attest": True})))
+    made = json.loads(
+        spark.on("spark-1", "python3", f"{FOLDER}/registry.py", "make", FOLDER, f"{NAME}:1", json.dumps({"layers": LAYERS, "attest": True}))
+    )
     return made["layers"][number]["digest"][7:]
 
 
 def test_a_damaged_layer_on_the_disk_of_the_head(empty_worker: None) -> None:
     path = f"/var/lib/containerd/io.containerd.content.v1.content/blobs/sha256/{blob_of_head(2)}"
-    flip = f"python3 - <<'END'\nf = open('{path}', 'r+b'); f.seek(20000000); b = f.read(1); f.seek(20000000); f.write(bytes([b[0] ^ 1]))\nEND"
+    flip = (
+        f"python3 - <<'END'\nf = open('{path}', 'r+b'); f.seek(20000000); b = f.read(1); f.seek(20000000); f.write(bytes([b[0] ^ 1]))\nEND"
+    )
     spark.shell("spark-1", flip)
     try:
         run = site()
@@ -387,10 +395,19 @@ def test_the_controller_is_killed_and_the_play_started_again(empty_worker: None)
     before = received()
     argv = ["ansible-playbook", str(spark.SITE), "-i", str(spark.LAB), "--tags", "image"]
     argv += ["-e", json.dumps({"spark_image": reference(1), "image_sync_inside": False})]
-    environ = {**{k: v for k, v in os.environ.items() if not k.startswith(("ANSIBLE_", "MOLECULE_"))}, "ANSIBLE_CONFIG": str(spark.ROOT / "ansible.cfg")}
+    environ = {
+        **{k: v for k, v in os.environ.items() if not k.startswith(("ANSIBLE_", "MOLECULE_"))},
+        "ANSIBLE_CONFIG": str(spark.ROOT / "ansible.cfg"),
+    }
     with slow():
         process = subprocess.Popen(
-            argv, cwd=spark.ROOT, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+            argv,
+            cwd=spark.ROOT,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
         )
         until(lambda: received() - before > 12 * MB, "the copy did not begin")
         os.killpg(process.pid, signal.SIGKILL)

@@ -284,6 +284,16 @@ def test_space_for(missing: int, content: int, unpacked: int, need: int) -> None
     assert _image.space_for(missing, content, unpacked) == need
 
 
+def test_layers_that_a_store_has_met(tmp_path: Path) -> None:
+    """By their digest on the wire, as the registry names them."""
+    known = tmp_path / "image" / "overlay2" / "distribution" / "diffid-by-digest" / "sha256"
+    known.mkdir(parents=True)
+    (known / "aa").write_text("sha256:1111")
+    (tmp_path / "bb").write_bytes(b"")
+    assert [_image.local_diff_id([str(tmp_path)], f"sha256:{name}") for name in ("aa", "bb")] == ["sha256:1111", ""]
+    assert [_image.has_blob([str(tmp_path)], f"sha256:{name}") for name in ("aa", "bb")] == [False, True]
+
+
 @pytest.mark.parametrize(
     ("host", "insecure"),
     [
@@ -297,7 +307,10 @@ def test_space_for(missing: int, content: int, unpacked: int, need: int) -> None
     ],
 )
 def test_insecure_registry(host: str, insecure: bool) -> None:
-    config = {"InsecureRegistryCIDRs": ["127.0.0.0/8", "::1/128"], "IndexConfigs": {"docker.io": {"Secure": True}, "10.1.230.2:5000": {"Secure": False}}}
+    config = {
+        "InsecureRegistryCIDRs": ["127.0.0.0/8", "::1/128"],
+        "IndexConfigs": {"docker.io": {"Secure": True}, "10.1.230.2:5000": {"Secure": False}},
+    }
     assert _image.insecure_registry(json.dumps(config), host) is insecure
     assert not _image.insecure_registry("nonsense", "127.0.0.1:5000")
 
@@ -315,7 +328,10 @@ def test_pulled_bytes() -> None:
     ("text", "again"),
     [
         ("filesystem layer verification failed for digest sha256:1", True),
-        ('failed commit on ref "layer-sha256:b": commit failed: unexpected commit digest sha256:9, expected sha256:b: failed precondition', True),
+        (
+            'failed commit on ref "layer-sha256:b": commit failed: unexpected commit digest sha256:9, expected sha256:b: failed precondition',
+            True,
+        ),
         ("failed to read expected number of bytes: unexpected EOF", True),
         ("read tcp 127.0.0.1:1->127.0.0.1:2: read: connection reset by peer", True),
         ("toomanyrequests: toomanyrequests", False),
@@ -332,10 +348,18 @@ def test_archive_inspect(tmp_path: Path) -> None:
     config = {"architecture": "arm64", "os": "linux", "config": {"Cmd": ["x"]}, "rootfs": {"diff_ids": ["sha256:1"]}, "created": "now"}
     listing = [{"Config": "c.json", "RepoTags": ["a:1", "b:2"], "Layers": ["l"]}]
     path = tmp_path / "a.tar"
-    path.write_bytes(save_stream([("l", b"x"), ("c.json", json.dumps(config).encode()), ("manifest.json", json.dumps(listing).encode())]).getvalue())
+    path.write_bytes(
+        save_stream([("l", b"x"), ("c.json", json.dumps(config).encode()), ("manifest.json", json.dumps(listing).encode())]).getvalue()
+    )
     found = _image.archive_inspect(str(path))
     assert found and (found["RepoTags"], found["Images"], found["Architecture"]) == (["a:1", "b:2"], 1, "arm64")
-    docker = {"Id": "sha256:9", "Architecture": "arm64", "Os": "linux", "RootFS": {"Layers": ["sha256:1"]}, "Config": {"Cmd": ["x"], "Env": None}}
+    docker = {
+        "Id": "sha256:9",
+        "Architecture": "arm64",
+        "Os": "linux",
+        "RootFS": {"Layers": ["sha256:1"]},
+        "Config": {"Cmd": ["x"], "Env": None},
+    }
     assert _image.image_fingerprint(found) == _image.image_fingerprint(docker)
     for content in (b"", gzip.compress(path.read_bytes()), save_stream([("index.json", b"{}")]).getvalue(), path.read_bytes()[:700]):
         (tmp_path / "b.tar").write_bytes(content)
@@ -355,11 +379,14 @@ def test_layers_of_a_view(tmp_path: Path) -> None:
     assert _image.layer_sizes(["a", "b"], [{"size": 1}]) == []
 
 
+ARM = {"digest": "d", "platform": {"architecture": "arm64", "os": "linux"}}
+
+
 @pytest.mark.parametrize(
     ("document", "found"),
     [
         ({"layers": [], "config": {}}, {"layers": [], "config": {}}),
-        ({"manifests": [{"digest": "d", "platform": {"architecture": "arm64", "os": "linux"}}]}, {"digest": "d", "platform": {"architecture": "arm64", "os": "linux"}}),
+        ({"manifests": [ARM]}, ARM),
         ({"something": 1}, None),
         ([1], None),
     ],

@@ -126,7 +126,16 @@ def test_nothing_is_in_the_arguments_of_docker_but_mounts(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"command": ["serve", MODEL]}, {"env": {}}, {"force": True}, {"executor": "mp"}, {"scope": "versions"}, {"layer": "2"}, {"file": True}]
+    "change",
+    [
+        {"command": ["serve", MODEL]},
+        {"env": {}},
+        {"force": True},
+        {"executor": "mp"},
+        {"scope": "versions"},
+        {"layer": "2"},
+        {"file": True},
+    ],
 )
 def test_what_makes_a_kept_answer_worthless(bench: Bench, change: dict[str, t.Any]) -> None:
     bench.run()
@@ -147,7 +156,10 @@ def test_what_makes_a_kept_answer_worthless(bench: Bench, change: dict[str, t.An
 def test_versions_of_a_worker(bench: Bench, commands: dict[str, t.Any], executor: str, ident: str) -> None:
     """A second instead of a start of vLLM: what the gang is compared by. Nothing is said about what was not asked."""
     versions = {"vllm": "0.32.0", "ray": "2.60.0", "python": "3.11.2", "nccl": "2.28.9"}
-    parts = [{"part": "image", "seconds": 0.1, "versions": versions, "commands": commands}, {"part": "end", "code": 0, "timeout": False, "signal": 0}]
+    parts = [
+        {"part": "image", "seconds": 0.1, "versions": versions, "commands": commands},
+        {"part": "end", "code": 0, "timeout": False, "signal": 0},
+    ]
     bench.answers("good", out="".join(f"{_probe_program.MARK}{json.dumps(part)}\n" for part in parts))
     result = bench.run(scope="versions", command=[], model="", executor=executor, env={"NCCL_SOCKET_IFNAME": "=e", "NCCL_DEBUG": "x"})
     assert result.get("problem", {}).get("id", "") == ident

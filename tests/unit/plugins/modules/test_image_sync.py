@@ -349,6 +349,13 @@ def test_the_registry_is_asked_before_the_pull(bench: Bench) -> None:
     assert "at least 3500" in result["msg"]  # packed and 2.5 times unpacked, in TB
     (bench.root / "manifest.json").write_text(json.dumps({"layers": [{"digest": DIGEST, "size": 100}]}))
     asked = bench.run("registry", check=True)
+    assert asked["missing_bytes"] == 100
+    known = bench.root / "image" / "overlay2" / "distribution" / "diffid-by-digest" / "sha256"
+    known.mkdir(parents=True)
+    (known / DIGEST[7:]).write_text(image("6", layer="6")["RootFS"]["Layers"][0])
+    bench.images(image("6", layer="6", tags=["base:1"]))
+    assert bench.run("registry", check=True)["missing_bytes"] == 0  # the layer is here
+    (known / DIGEST[7:]).unlink()
     assert asked["incoming"] == {"layers": [{"diff_id": DIGEST, "bytes": 100}], "unpacked": 250}
     assert not any(line.startswith("pull ") for line in bench.log())
 
@@ -357,7 +364,12 @@ def test_the_registry_is_asked_before_the_pull(bench: Bench) -> None:
 
 
 def archive(bench: Bench, *names: str, arch: str = ARCH, layer: str = "1", count: int = 1) -> str:
-    config = {"architecture": arch, "os": "linux", "config": {"Env": ["A=b"], "Cmd": ["x"]}, "rootfs": {"diff_ids": [f"sha256:{layer * 64}"]}}
+    config = {
+        "architecture": arch,
+        "os": "linux",
+        "config": {"Env": ["A=b"], "Cmd": ["x"]},
+        "rootfs": {"diff_ids": [f"sha256:{layer * 64}"]},
+    }
     listing = [{"Config": "c.json", "RepoTags": list(names), "Layers": ["l"]}] * count
     path = bench.root / "image.tar"
     with tarfile.open(path, "w") as tar:
@@ -470,7 +482,9 @@ def test_peer_gets_the_whole_image_when_asked(bench: Bench) -> None:
 @pytest.mark.parametrize("digest", ["", DIGEST])
 def test_peer_gets_the_whole_image_when_layers_are_impossible(bench: Bench, digest: str) -> None:
     """The head can offer no layers, or Docker here does not reach its own loopback. The result says so."""
-    (bench.root / "pull.err").write_text("Error response from daemon: Get https://127.0.0.1:1/v2/: http: server gave HTTP response to HTTPS client")
+    (bench.root / "pull.err").write_text(
+        "Error response from daemon: Get https://127.0.0.1:1/v2/: http: server gave HTTP response to HTTPS client"
+    )
     with bench.serving(archive=printing("tar")):
         bench.server = {**(bench.server or {}), "manifest_digest": digest}
         result = bench.run("peer", fingerprint=WANTED)
