@@ -77,6 +77,15 @@ class Model:
         """What the server serves."""
         return {row["blob"]: {"path": str(self.folder / "blobs" / row["blob"]), "size": row["size"]} for row in self.manifest}
 
+    def arriving(self, node: Node) -> dict[str, t.Any]:
+        """What a worker serves while it receives it (as sync_server with a manifest does)."""
+        cache = node.home / "cache"
+        parts, blobs = cache / ".dgxspark-sync" / "models--org--m", cache / "hub" / "models--org--m" / "blobs"
+        return {
+            row["blob"]: {"path": str(blobs / row["blob"]), "size": row["size"], "part": str(parts / f"{row['blob']}.part")}
+            for row in self.manifest
+        }
+
     @contextlib.contextmanager
     def server(self, node: Node, blobs: dict[str, t.Any], name: str = "server") -> t.Iterator[tuple[int, dict[str, t.Any]]]:
         """The copy server on a node; (process id, what model_sync gets)."""

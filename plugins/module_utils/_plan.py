@@ -12,17 +12,20 @@ import base64
 import hashlib
 import ipaddress
 import json
+import os
 import typing as t
 
 from ansible_collections.dgxspark.serving.plugins.module_utils import _tenants
 from ansible_collections.dgxspark.serving.plugins.module_utils._image import local_reference
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
+from ansible_collections.dgxspark.serving.plugins.module_utils._snapshot import is_plain
 
 LABEL = "dgxspark.serving"
 RAY = "spark-ray"
 VLLM = "spark-vllm"
 TMP_VOLUME = "spark-tmp"
 MODELS = "/models/hub"
+PLAIN_MODEL = "/models/plain"
 KERNELS = "/var/cache/kernels"
 STATE = "/var/lib/dgxspark-serving"
 RECORD = f"{STATE}/stopped.json"  # of service_stop: what has been stopped for a server that is not proven yet
@@ -55,6 +58,9 @@ def repo_folder(repo_id: str) -> str:
 
 def snapshot_path(settings: dict[str, t.Any], revision: str) -> str:
     """The model inside the containers."""
+    if is_plain(settings["model"]):
+        name = os.path.basename(settings["model"].rstrip("/"))
+        return f"{PLAIN_MODEL}/{name}" if name.lower().endswith(".gguf") else PLAIN_MODEL
     return f"{MODELS}/{repo_folder(settings['model'])}/snapshots/{revision}"
 
 
@@ -339,6 +345,14 @@ def environment(settings: dict[str, t.Any], member: dict[str, t.Any], members: l
     return {key: value for key, value in sorted(env.items()) if value != ""}
 
 
+def models_mount(settings: dict[str, t.Any], node: dict[str, t.Any], cache_dir: str) -> str:
+    """The volume that holds the model. Of a cache the whole hub, because the links of a snapshot lead out of it (MOD-13)."""
+    if not is_plain(settings["model"]):
+        return f"{cache_dir}/hub:{MODELS}:ro"
+    path = in_home(settings["model"].rstrip("/"), node)
+    return f"{os.path.dirname(path) if path.lower().endswith('.gguf') else path}:{PLAIN_MODEL}:ro"
+
+
 def container_base(
     settings: dict[str, t.Any], member: dict[str, t.Any], members: list[dict[str, t.Any]], cache_dir: str
 ) -> dict[str, t.Any]:
@@ -350,7 +364,7 @@ def container_base(
         "env": environment(settings, member, members),
         "volumes": [
             f"{TMP_VOLUME}:/tmp",
-            f"{cache_dir}/hub:{MODELS}:ro",
+            models_mount(settings, node, cache_dir),
             f"{STATE}/kernels/{fingerprint}:{KERNELS}",
         ],
         "network_mode": "host",
@@ -413,7 +427,9 @@ def vllm_container(
     # Explicit, or vLLM would start a Ray of its own (RAY-03). Only here: "ray start" must not see it.
     base["env"]["RAY_ADDRESS"] = f"{member['address']}:{settings['ray_port']}"
     definition = {"name": VLLM, "entrypoint": ["vllm"], "command": command, **base, "pid_mode": f"container:{RAY}"}
-    return finish(definition, settings, revision, "server", image_fingerprint)
+    # the path of a plain model does not say what is there
+    extra = image_fingerprint + (revision if is_plain(settings["model"]) else "")
+    return finish(definition, settings, revision, "server", extra)
 
 
 def vllm_arguments(settings: dict[str, t.Any]) -> list[str]:
@@ -568,8 +584,12 @@ def members(groups: t.Mapping[str, t.Any], hostvars: t.Mapping[str, t.Any]) -> l
 
 
 def cache_dir_of(settings: dict[str, t.Any], node: dict[str, t.Any]) -> str:
-    """``spark_model_cache`` on this node; ``~`` is the login user's home there, never the controller's (MOD-07)."""
-    path = settings["model_cache"]
+    """``spark_model_cache`` on this node."""
+    return in_home(settings["model_cache"], node)
+
+
+def in_home(path: str, node: dict[str, t.Any]) -> str:
+    """A path on this node; ``~`` is the login user's home there, never the controller's (MOD-07)."""
     if path == "~" or path.startswith("~/"):
         return node["user"]["home"] + path[1:]
     return path

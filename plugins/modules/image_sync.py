@@ -94,8 +94,8 @@ options:
     type: int
     default: 1
   progress:
-    description: File for the progress while the module runs; set by the action plugin that shows it.
-    type: path
+    description: Name under which the progress is written to C(/run/dgxspark-serving). Set by the action plugin.
+    type: str
     default: ""
   server:
     description:
@@ -125,6 +125,12 @@ options:
         description: Not used here.
         type: int
       source:
+        description: Not used here.
+        type: str
+      path:
+        description: Not used here.
+        type: str
+      unit:
         description: Not used here.
         type: str
       archive:
@@ -256,6 +262,7 @@ problem:
   type: dict
 """
 
+import contextlib
 import json
 import os
 import platform
@@ -265,7 +272,7 @@ import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.dgxspark.serving.plugins.module_utils import _image, _image_load, _image_versions, _progress, _transfer
+from ansible_collections.dgxspark.serving.plugins.module_utils import _image, _image_load, _image_versions, _transfer
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 
 STAGE = "image_sync"
@@ -292,7 +299,7 @@ class ImageSync:
         module: AnsibleModule,
         result: dict[str, t.Any],
         machine: str,
-        progress: _progress.Progress,
+        progress: _transfer.Progress,
         run_dir: str = RUN_DIR,
         state_dir: str = STATE_DIR,
     ) -> None:
@@ -306,6 +313,7 @@ class ImageSync:
         self.progress = progress
         self.reference: str = self.params["reference"]
         self.local: str = ""
+        self.total = 0
 
     def problem(self, ident: str, found: str, expected: str, remedy: str) -> Problem:
         """A Problem of this module."""
@@ -462,7 +470,7 @@ class ImageSync:
         self.result["incoming"] = {"layers": layers, "unpacked": int(UNPACKED * sum(sizes.values()))}
         missing = [layer for layer in layers if not _image.has_blob(roots, layer["diff_id"])]
         self._space(missing, int(UNPACKED * sum(layer["bytes"] for layer in missing)))
-        self.progress.total = self.result["missing_bytes"]
+        self.total = self.result["missing_bytes"]
 
     def _brought(self, image: dict[str, t.Any], method: str, action: str) -> None:
         if self._short(image) != self.result["diff"]["before"]:
@@ -507,7 +515,8 @@ class ImageSync:
 
         def progress(child: _transfer.Child) -> tuple[int, int]:
             done = relay.bytes if relay else _image.pulled_bytes(child.out.decode("utf-8", "replace"), layers)
-            return len(child.seen), self.progress.show(done)
+            self.progress(f"pulls {self.reference}", done, self.total)
+            return len(child.seen), done
 
         for number in range(TRIES):
             if relay:
@@ -618,8 +627,7 @@ class ImageSync:
 
         def report(count: int) -> None:
             seen[0] += count
-            self.progress.total = size
-            self.progress.show(seen[0])
+            self.progress(f"loads {self.reference}", seen[0], size)
 
         try:
             text = _image_load.load(
@@ -719,7 +727,7 @@ class ImageSync:
             raise self.problem("sync-no-server", found, "server of sync_server on the head", "start it first (role image_sync does)")
         server = self.params["server"]
         self._space(server["layers"] or self.params["layers"], self.params["size"])
-        self.progress.total = self.result["missing_bytes"]
+        self.total = self.result["missing_bytes"]
 
     def _copy(self, wanted: str) -> None:
         """The first way that is possible; the result names it."""
@@ -850,6 +858,8 @@ def argument_spec() -> dict[str, t.Any]:
         "bytes": {"type": "int"},
         "source": {"type": "str"},
         "manifest_digest": {"type": "str", "required": True},
+        "path": {"type": "str"},
+        "unit": {"type": "str"},
         "archive": {"type": "bool", "default": False},
         "layers": {"type": "list", "elements": "dict", "default": []},
     }
@@ -866,7 +876,7 @@ def argument_spec() -> dict[str, t.Any]:
         "server": {"type": "dict", "options": server},
         "transport": {"type": "str", "choices": ["auto", "relay", "archive"], "default": "auto"},
         "keep": {"type": "int", "default": 1},
-        "progress": {"type": "path", "default": ""},
+        "progress": {"type": "str", "default": ""},
         "timeout": {"type": "int", "default": 7200},
         "stall_timeout": {"type": "int", "default": 600},
     }
@@ -894,8 +904,10 @@ def main() -> None:
     """Thin: options in, result out."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     result = new_result(module.params)
+    name = module.params["progress"]
+    progress = _transfer.Progress(os.path.join(RUN_DIR, f"progress-{name}") if name else "")
     try:
-        with _progress.Progress(module.params["progress"], module.params["node"], f"image {module.params['reference']}") as progress:
+        with contextlib.closing(progress):
             ImageSync(module, result, platform.machine(), progress, run_dir=RUN_DIR, state_dir=STATE_DIR).run()
     except Problem as exc:
         problem = (

@@ -12,11 +12,11 @@ short_description: Serve a model or an image read-only to the workers, for the l
 version_added: 0.1.0
 author: dgxspark.serving contributors (!UNKNOWN)
 description:
-  - Runs on the head as root. Starts a small read-only HTTP server (GET and HEAD only) as a transient systemd unit that is bound to one
-    address, knows
-    only the files of one verified snapshot or of one image, wants a random token in the path, refuses addresses that are not peers, and
-    ends by itself.
-  - Nothing is installed and nothing stays after O(state=absent) or after O(lifetime).
+  - Runs as root on the head, and on workers that pass on what they receive (O(manifest)). Starts a small read-only HTTP server (GET and HEAD
+    only) as a transient systemd unit that is bound to one address, knows only the files of one verified model or of one image, wants a random
+    token in the path, refuses addresses that are not peers, and ends by itself.
+  - Nothing is installed and nothing stays after O(state=absent), after O(lifetime), or O(idle) seconds after the last request. So a play
+    that was killed leaves nothing for long. What an earlier one left behind is removed at the next start.
   - An image is served as an OCI registry view of its blobs. Where Docker keeps them in containerd's content store they are served as they
     lie; otherwise
     they are staged once per image with C(docker save).
@@ -32,12 +32,18 @@ attributes:
     details: Whether the server runs before and after.
   idempotent:
     support: full
-    details: A running server of the same content, address and peers is kept.
+    details: A running server of the same content, address and peers is kept, unless O(unique) is set.
 options:
   name:
     description: Names the unit C(dgxspark-sync-NAME).
     type: str
     required: true
+  unique:
+    description:
+      - Start a server of this run's own, named O(name) and a random suffix. RV(name) is what O(state=absent) takes. Two plays at once then do
+        not end each other's server.
+    type: bool
+    default: false
   state:
     description: Whether the server shall run.
     type: str
@@ -64,10 +70,21 @@ options:
     description: Seconds after which the server ends by itself.
     type: int
     default: 14400
+  idle:
+    description: Seconds without any connection after which the server ends by itself. V(0) means never.
+    type: int
+    default: 900
   repo_id:
-    description: The model, for O(what=model).
+    description: The model, for O(what=model); C(organisation/name), or the path of a directory or GGUF file.
     type: str
     default: ""
+  manifest:
+    description:
+      - The model is still to arrive on this node (a worker that M(dgxspark.serving.model_sync) fills). What of these files is there is served
+        at once, the rest as it comes. Rows of C(path), C(size), C(blob), C(algo) as RV(dgxspark.serving.hf_snapshot#module:manifest) has them.
+    type: list
+    elements: dict
+    default: []
   revision:
     description: Its branch, tag or commit; must be verified on this node (M(dgxspark.serving.hf_snapshot)).
     type: str
@@ -138,6 +155,12 @@ server:
     token:
       description: Capability of this play.
       type: str
+    path:
+      description: Directory of the model's files on this node.
+      type: str
+    unit:
+      description: The systemd unit.
+      type: str
     url:
       description: Base URL without the token.
       type: str
@@ -148,7 +171,7 @@ server:
       description: Size of all that is served.
       type: int
     source:
-      description: V(cache), V(containerd), V(staged) or V(archive).
+      description: V(cache), V(arriving), V(containerd), V(staged) or V(archive).
       type: str
     archive:
       description: Whether C(docker save) is offered too (O(what=image)).
@@ -163,6 +186,10 @@ bytes_sent:
   type: int
 unit:
   description: The systemd unit.
+  returned: always
+  type: str
+name:
+  description: Name of this server, with its suffix for O(unique=true).
   returned: always
   type: str
 actions:
@@ -217,6 +244,8 @@ def unit_argv(unit: str, lifetime: int, python: str, program: str, config: str, 
         "KillMode": "mixed",
         "TimeoutStopSec": "10",
         "LimitNOFILE": "4096",
+        # also when it ended by itself or was killed: the token must not lie around ("+": as root, outside the sandbox)
+        "ExecStopPost": f"+/bin/rm -rf -- {run_dir}",
     }
     argv = ["systemd-run", "--quiet", "--no-ask-password", "--collect", f"--unit={unit}", "--service-type=exec"]
     argv += [f"--description=dgxspark.serving: read-only {unit}"]
@@ -255,7 +284,7 @@ class SyncServer:
         self.node: str = self.params["node"]
         self.unit: str = result["unit"]
         self.run_dir = run_dir
-        self.directory = os.path.join(run_dir, f"sync-{self.params['name']}")
+        self.directory = os.path.join(run_dir, f"sync-{result['name']}")
         self.image_dir = image_dir
         self.stamp_dir = stamp_dir
         self.source = ""
@@ -311,6 +340,15 @@ class SyncServer:
         except (OSError, KeyError, ValueError, http.client.HTTPException):
             return 0
 
+    def _clean_dead(self) -> None:
+        """Remove what servers of this name left whose unit is gone (the machine's /run outlives a killed unit manager call)."""
+        form = re.compile(rf"sync-{re.escape(self.params['name'])}-[0-9a-f]{{8}}")
+        with contextlib.suppress(OSError):
+            for left in os.listdir(self.run_dir):
+                unit = f"dgxspark-{left}.service"
+                if form.fullmatch(left) and self.command(["systemctl", "is-active", "--quiet", unit])[0]:
+                    shutil.rmtree(os.path.join(self.run_dir, left), ignore_errors=True)
+
     def _stop(self) -> None:
         rc, dummy, err = self.command(["systemctl", "stop", f"{self.unit}.service"])
         if rc and "not loaded" not in err:
@@ -350,7 +388,10 @@ class SyncServer:
         if self.module.check_mode:
             self.result["actions"].append(f"would start {self.unit}")
             return
-        self._stop()
+        if self.params["unique"]:
+            self._clean_dead()
+        else:
+            self._stop()
         self._start(config)
 
     def _check_input(self) -> None:
@@ -371,6 +412,7 @@ class SyncServer:
             "port": self.params["port"],
             "peers": list(self.params["peers"]),
             "lifetime": self.params["lifetime"],
+            "idle": self.params["idle"],
             "state": os.path.join(self.directory, "state.json"),
             **view,
         }
@@ -380,10 +422,13 @@ class SyncServer:
     def _model(self) -> dict[str, t.Any]:
         cache = _snapshot.resolve_cache_dir(self.params["cache_dir"])
         repo, revision = self.params["repo_id"], self.params["revision"]
-        folder = _snapshot.repo_dir(cache, repo)
-        commit = _snapshot.resolve_revision(folder, revision)
+        folder, key = _snapshot.place_of(cache, repo, revision)
+        commit: str | None = key if _snapshot.is_plain(repo) else _snapshot.resolve_revision(folder, revision)
+        snapshot = _snapshot.top_of(folder, str(commit))
+        self.result["server"]["path"] = snapshot
+        if self.params["manifest"]:
+            return self._arriving(cache, folder, snapshot)
         stamp = _snapshot.read_stamp(_snapshot.stamp_path(folder, commit, self.stamp_dir)) if commit else None
-        snapshot = os.path.join(folder, "snapshots", str(commit))
         why = "it was never verified here" if not stamp else _snapshot.stamp_mismatch(stamp, snapshot)
         if why or not stamp:
             raise self.problem(
@@ -394,6 +439,23 @@ class SyncServer:
         }
         self.source, self.bytes = "cache", sum(blob["size"] for blob in blobs.values())
         return self._config({"manifest_digest": stamp["manifest_digest"], "blobs": blobs})
+
+    def _arriving(self, cache: str, folder: str, snapshot: str) -> dict[str, t.Any]:
+        """Config of a worker that passes on what it receives: where model_sync puts each file, first its parts, then the whole."""
+        rows = self.params["manifest"]
+        wrong = _snapshot.check_manifest(rows)
+        if wrong:
+            raise self.problem("sync-input", f"the manifest: {wrong}", "the manifest of hf_snapshot", "pass it unchanged")
+        staging = _snapshot.staging_dir(cache, self.params["repo_id"])
+        plain = _snapshot.is_plain(self.params["repo_id"])
+        blobs = {}
+        for row in rows:
+            place = os.path.join(snapshot, row["path"]) if plain else os.path.join(folder, "blobs", row["blob"])
+            whole = [os.path.join(staging, _snapshot.WHOLE, row["blob"])] if plain else []
+            part = os.path.join(staging, row["blob"] + _transfer.PART)
+            blobs[row["blob"]] = {"path": place, "size": int(row["size"]), "also": whole, "part": part}
+        self.source, self.bytes = "arriving", sum(blob["size"] for blob in blobs.values())
+        return self._config({"manifest_digest": _snapshot.manifest_digest(rows), "blobs": blobs})
 
     def _image(self) -> dict[str, t.Any] | None:
         """Config for an image, None when it would have to be staged first (check mode)."""
@@ -414,7 +476,13 @@ class SyncServer:
 
     def _view(self, inspect: dict[str, t.Any], fingerprint: str) -> dict[str, t.Any] | None:
         """What is served: the blobs in place, else staged ones, else (O(transport)) only the archive. None: would have to be staged."""
-        archive = {"manifest_digest": "", "manifests": {}, "blobs": {}, "bytes": int(inspect.get("Size") or 0), "layers": []}
+        archive: dict[str, t.Any] = {
+            "manifest_digest": "",
+            "manifests": {},
+            "blobs": {},
+            "bytes": int(inspect.get("Size") or 0),
+            "layers": [],
+        }
         if self.params["transport"] == "archive":
             self.source = "archive"
             return archive
@@ -426,7 +494,9 @@ class SyncServer:
             self.result["actions"].append(f"not served in place: {exc}")
         try:
             self.source = "staged"
-            return self._staged(inspect, fingerprint)
+            lock = os.path.join(self.run_dir, "staging.lock")
+            with _transfer.exclusive(lock, self.params["timeout"], node=self.node, stage=STAGE, what="an image"):
+                return self._staged(inspect, fingerprint)
         except Problem as exc:
             if self.params["transport"] == "relay" or exc.id != "disk-image":
                 raise
@@ -561,6 +631,9 @@ def argument_spec() -> dict[str, t.Any]:
         "port": {"type": "int", "default": 0},
         "peers": {"type": "list", "elements": "str", "default": []},
         "lifetime": {"type": "int", "default": 14400},
+        "idle": {"type": "int", "default": 900},
+        "unique": {"type": "bool", "default": False},
+        "manifest": {"type": "list", "elements": "dict", "default": []},
         "repo_id": {"type": "str", "default": ""},
         "revision": {"type": "str", "default": "main"},
         "cache_dir": {"type": "str", "default": "~/.cache/huggingface"},
@@ -574,12 +647,16 @@ def argument_spec() -> dict[str, t.Any]:
 
 def new_result(params: dict[str, t.Any]) -> dict[str, t.Any]:
     """The result before anything happened."""
+    suffix = f"-{secrets.token_hex(4)}" if params["unique"] and params["state"] == "present" else ""
+    name = params["name"] + suffix
+    unit = f"dgxspark-sync-{name}"
     server = {"address": params["address"], "port": 0, "token": "", "url": "", "manifest_digest": "", "bytes": 0, "source": ""}
     server.update(archive=False, layers=[])
     return {
         "changed": False,
-        "server": server,
-        "unit": f"dgxspark-sync-{params['name']}",
+        "server": {**server, "path": "", "unit": unit},
+        "name": name,
+        "unit": unit,
         "actions": [],
         "diff": {"before": {}, "after": {}},
     }

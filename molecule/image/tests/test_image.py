@@ -322,7 +322,7 @@ def test_the_pull_of_the_worker_is_killed(empty_worker: None) -> None:
 
 def test_the_server_of_the_head_is_killed(empty_worker: None) -> None:
     with slow(), in_background() as future:
-        spark.shell("spark-1", "systemctl kill -s KILL dgxspark-sync-image")
+        spark.shell("spark-1", "systemctl kill -s KILL 'dgxspark-sync-image*'")
         run = future.result()
     failed(run, "spark-2", "no connection to")
     nothing_half()

@@ -362,7 +362,7 @@ def test_a_container_of_an_interrupted_run(tmp_path: Path, answer: str, joined: 
     calls: list[str] = []
 
     class Module:
-        params = {"timeout": 1, "cache_dir": str(tmp_path), "repo_id": "org/m", "processes": 1}
+        params = {"timeout": 1, "cache_dir": str(tmp_path), "repo_id": "org/m", "processes": 1, "progress": ""}
 
         def run_command(self, argv: list[str]) -> tuple[int, str, str]:
             calls.append(" ".join(argv[5:]))

@@ -447,6 +447,17 @@ def test_peer_needs_space_only_for_what_is_missing(bench: Bench) -> None:
     assert not fits.get("failed") and fits["missing_bytes"] == 1000
 
 
+def test_progress_is_written_and_gone_at_the_end(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, int, int]] = []
+    monkeypatch.setattr(image_sync._transfer.Progress, "__call__", lambda self, what, done=0, total=0: told.append((what, done, total)))
+    layers = [{"diff_id": f"sha256:{'1' * 64}", "bytes": 1000}]
+    with bench.serving():
+        bench.server = {**(bench.server or {}), "layers": layers}
+        bench.run("peer", fingerprint=WANTED, size=1000, progress="x")
+    assert told and {item[0] for item in told} == {"pulls org/a:1"} and {item[2] for item in told} == {1000}
+    assert [path.name for path in (bench.root / "run").iterdir()] == ["image.lock"]
+
+
 def test_peer_takes_what_another_run_brought_while_it_waited(bench: Bench) -> None:
     (bench.root / "run").mkdir()
     lock = open(bench.root / "run" / "image.lock", "w")  # noqa: SIM115
