@@ -615,10 +615,18 @@ class ImageSync:
         if self.module.check_mode:
             self._would(f"load {self.local} from {path}", fingerprint)
             return
+        inside = told["RepoTags"] if told else []
+        held = {name: str(image["Id"]) for name in inside for image in self.inspect(name)}
         with self._lock(), open(path, "rb") as source:
             names = self._load(source, size, path)
         self.result["method"] = "file"
         self._loaded(names, fingerprint, f"loaded {self.local} from {path} in {self.result['seconds']:.1f} s")
+        # The names in the file are those of whoever wrote it: what they stood for here before stays.
+        for name in {*inside, *names} - {self.local}:
+            if name in held:
+                self.docker("tag", held[name], name)
+            elif not name.startswith("sha256:"):
+                self.docker("image", "rm", "--no-prune", name)
 
     def _load(self, source: t.Any, size: int, where: str) -> list[str]:
         """Feed an archive to ``docker load``; names and Ids that it told."""

@@ -65,8 +65,11 @@ elif argv[0] == "load":
     data = sys.stdin.buffer.read()
     if os.path.exists(root + "/load.err"): fail(open(root + "/load.err").read())
     if not data.startswith(b"tar"): fail("unexpected EOF")
-    new = json.load(open(root + "/pull.json")); images.append(new); save()
-    print("Loaded image ID: " + new["Id"])
+    new = json.load(open(root + "/pull.json")); images.append(new)
+    for name in new["RepoTags"]:
+        for item in images[:-1]: item["RepoTags"] = [tag for tag in item["RepoTags"] if tag != name]
+    save()
+    print("\\n".join("Loaded image: " + name for name in new["RepoTags"]) or "Loaded image ID: " + new["Id"])
 elif argv[0] == "tag":
     if not find(argv[1]): fail("No such image")
     for item in images: item["RepoTags"] = [tag for tag in item["RepoTags"] if tag != argv[2]]
@@ -402,6 +405,18 @@ def test_file_that_is_here_under_another_name_is_only_tagged(bench: Bench) -> No
     result = bench.run("file", path=archive(bench))
     assert (result["method"], loads(bench)) == ("tag", 0)
     assert bench.now()[0]["RepoTags"] == ["other:2", "org/a:1"]
+
+
+@pytest.mark.parametrize("local", ["org/a:1", "taken:1"])
+def test_the_names_in_a_file_change_nothing_here(bench: Bench, local: str) -> None:
+    """Docker would give them to the new image; one that stood for something else gets that back, a new one goes again."""
+    bench.images(image("6", layer="6", tags=["taken:1"]))
+    bench.pulls(image("9", tags=["taken:1", "new:1"]))
+    result = bench.run("file", path=archive(bench, "taken:1", "new:1"), reference=local)
+    assert result["method"] == "file", result.get("msg")
+    names = {item["Id"][7]: item["RepoTags"] for item in bench.now()}
+    kept = "taken:dgxspark-" + _image.image_fingerprint(image("6", layer="6"))[:16]
+    assert names == ({"6": ["taken:1"], "9": ["org/a:1"]} if local == "org/a:1" else {"6": [kept], "9": ["taken:1"]})
 
 
 @pytest.mark.parametrize(
