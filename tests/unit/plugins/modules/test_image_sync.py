@@ -76,16 +76,20 @@ elif argv[0] == "tag":
     find(argv[1])[0]["RepoTags"].append(argv[2]); save()
 elif argv[:2] == ["image", "rm"]:
     if os.path.exists(root + "/rm.err"): fail(open(root + "/rm.err").read())
+    gone = []
     for item in images:
+        named = set(item["RepoTags"] + item["RepoDigests"])
         item["RepoTags"] = [tag for tag in item["RepoTags"] if tag not in argv]
         item["RepoDigests"] = [tag for tag in item["RepoDigests"] if tag not in argv]
-    images = [item for item in images if item["Id"] not in argv and (item["RepoTags"] or item["RepoDigests"])]; save()
+        if item["Id"] in argv or (named & set(argv) and not item["RepoTags"] + item["RepoDigests"]): gone.append(item["Id"])
+    images = [item for item in images if item["Id"] not in gone]; save()
 elif argv[0] == "pull":
     if os.path.exists(root + "/pull.once"):
         text = open(root + "/pull.once").read(); os.remove(root + "/pull.once"); fail(text)
     if os.path.exists(root + "/pull.err"): fail(open(root + "/pull.err").read())
     if os.path.exists(root + "/pull.stall"):
         import time; time.sleep(600)
+    while os.path.exists(root + "/pull.waits"): pass
     if argv[1].startswith("127.0.0.1:"):
         import urllib.error, urllib.request
         host, token, rest = argv[1].split("/")
@@ -464,7 +468,13 @@ def test_peer_needs_space_only_for_what_is_missing(bench: Bench) -> None:
 
 def test_progress_is_written_and_gone_at_the_end(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[str, int, int]] = []
-    monkeypatch.setattr(image_sync._transfer.Progress, "__call__", lambda self, what, done=0, total=0: told.append((what, done, total)))
+    (bench.root / "pull.waits").touch()  # until it was told
+
+    def tell(_progress: t.Any, what: str, done: int = 0, total: int = 0) -> None:
+        told.append((what, done, total))
+        (bench.root / "pull.waits").unlink(missing_ok=True)
+
+    monkeypatch.setattr(image_sync._transfer.Progress, "__call__", tell)
     layers = [{"diff_id": f"sha256:{'1' * 64}", "bytes": 1000}]
     with bench.serving():
         bench.server = {**(bench.server or {}), "layers": layers}
