@@ -314,9 +314,10 @@ class Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
             self._sent[peer] = self._sent.get(peer, 0) + size
 
     def stats(self) -> dict[str, t.Any]:
-        """{bytes_sent, peers: {address: bytes}}."""
+        """{bytes_sent, peers: {address: bytes}, quiet: seconds without another connection than that of the one who asks}."""
         with self._guard:
-            return {"bytes_sent": sum(self._sent.values()), "peers": dict(self._sent)}
+            quiet = 0.0 if self._open > 1 else time.monotonic() - self._last
+            return {"bytes_sent": sum(self._sent.values()), "peers": dict(self._sent), "quiet": round(quiet, 1)}
 
 
 def drop_caches(config: t.Mapping[str, t.Any]) -> None:

@@ -263,6 +263,7 @@ problem:
 """
 
 import contextlib
+import functools
 import json
 import os
 import platform
@@ -479,7 +480,11 @@ class ImageSync:
 
     def _lock(self) -> t.ContextManager[None]:
         lock = os.path.join(self.run_dir, "image.lock")
-        return _transfer.exclusive(lock, self.params["timeout"], node=self.node, stage=STAGE, what="an image")
+
+        def tick() -> None:
+            self.progress("waits for another run")
+
+        return _transfer.exclusive(lock, self.params["timeout"], node=self.node, stage=STAGE, what="an image", tick=tick)
 
     def _ask_registry(self) -> dict[str, t.Any] | None:
         """The manifest of this node's platform, to refuse before anything is downloaded; None when the registry does not tell. Then the pull will say
@@ -913,7 +918,9 @@ def main() -> None:
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     result = new_result(module.params)
     name = module.params["progress"]
-    progress = _transfer.Progress(os.path.join(RUN_DIR, f"progress-{name}") if name else "")
+    server = module.params["server"]
+    awake = functools.partial(_transfer.ping, _transfer.Source(server["address"], server["port"], server["token"])) if server else None
+    progress = _transfer.Progress(os.path.join(RUN_DIR, f"progress-{name}") if name else "", also=awake)
     try:
         with contextlib.closing(progress):
             ImageSync(module, result, platform.machine(), progress, run_dir=RUN_DIR, state_dir=STATE_DIR).run()

@@ -225,6 +225,8 @@ STAGE = "sync_server"
 RUN_DIR = "/run/dgxspark-serving"
 IMAGE_DIR = "/var/lib/dgxspark-serving/images"
 START_SECONDS = 15
+# Workers that wait or hash ask every 30 s, those that copy all the time.
+ABANDONED_SECONDS = 90.0
 
 
 def unit_argv(unit: str, lifetime: int, python: str, program: str, config: str, run_dir: str) -> list[str]:
@@ -244,9 +246,10 @@ def unit_argv(unit: str, lifetime: int, python: str, program: str, config: str, 
         "KillMode": "mixed",
         "TimeoutStopSec": "10",
         "LimitNOFILE": "4096",
-        # also when it ended by itself or was killed: the token must not lie around ("+": as root, outside the sandbox)
-        "ExecStopPost": f"+/bin/rm -rf -- {run_dir}",
     }
+    if run_dir.startswith("/run/"):
+        # removed by systemd whatever ends the unit: the token must not lie around
+        properties.update(RuntimeDirectory=run_dir.removeprefix("/run/"), RuntimeDirectoryMode="0700")
     argv = ["systemd-run", "--quiet", "--no-ask-password", "--collect", f"--unit={unit}", "--service-type=exec"]
     argv += [f"--description=dgxspark.serving: read-only {unit}"]
     argv += [f"--property={key}={value}" for key, value in properties.items()]
@@ -304,9 +307,9 @@ class SyncServer:
         """Whether the unit runs."""
         return self.command(["systemctl", "is-active", "--quiet", f"{self.unit}.service"])[0] == 0
 
-    def _read(self, name: str) -> dict[str, t.Any]:
+    def _read(self, name: str, directory: str = "") -> dict[str, t.Any]:
         try:
-            with open(os.path.join(self.directory, name), encoding="utf-8") as handle:
+            with open(os.path.join(directory or self.directory, name), encoding="utf-8") as handle:
                 data = json.load(handle)
         except (OSError, ValueError):
             return {}
@@ -325,29 +328,40 @@ class SyncServer:
         if self.module.check_mode:
             return
         if running:
-            self.result["bytes_sent"] = self._stats()
+            self.result["bytes_sent"] = int(self._ask(self.directory).get("bytes_sent", 0))
         if running or left:
             self._stop()
         if staged:
             shutil.rmtree(self.image_dir, ignore_errors=True)
 
-    def _stats(self) -> int:
-        config, state = self._read("config.json"), self._read("state.json")
+    def _ask(self, directory: str) -> dict[str, t.Any]:
+        """What a server says about itself; {} when it says nothing."""
+        config, state = self._read("config.json", directory), self._read("state.json", directory)
         try:
             conn = http.client.HTTPConnection(config["bind"], int(state["port"]), timeout=5, source_address=(config["bind"], 0))
             conn.request("GET", f"/{config['token']}/stats")
-            return int(json.loads(conn.getresponse().read())["bytes_sent"])
-        except (OSError, KeyError, ValueError, http.client.HTTPException):
-            return 0
+            return dict(json.loads(conn.getresponse().read()))
+        except (OSError, KeyError, ValueError, TypeError, http.client.HTTPException):
+            return {}
 
-    def _clean_dead(self) -> None:
-        """Remove what servers of this name left whose unit is gone (the machine's /run outlives a killed unit manager call)."""
+    def _clean_abandoned(self) -> None:
+        """End servers of this name that a killed play left: nobody has asked them for long, although workers that wait or hash do so
+        every half minute. The server of another play at work stays.
+        """
         form = re.compile(rf"sync-{re.escape(self.params['name'])}-[0-9a-f]{{8}}")
-        with contextlib.suppress(OSError):
-            for left in os.listdir(self.run_dir):
-                unit = f"dgxspark-{left}.service"
-                if form.fullmatch(left) and self.command(["systemctl", "is-active", "--quiet", unit])[0]:
-                    shutil.rmtree(os.path.join(self.run_dir, left), ignore_errors=True)
+        try:
+            names = sorted(os.listdir(self.run_dir))
+        except OSError:
+            return
+        for left in filter(form.fullmatch, names):
+            directory, unit = os.path.join(self.run_dir, left), f"dgxspark-{left}.service"
+            running = self.command(["systemctl", "is-active", "--quiet", unit])[0] == 0
+            if running and float(self._ask(directory).get("quiet", ABANDONED_SECONDS)) < ABANDONED_SECONDS:
+                continue
+            if running:
+                self.command(["systemctl", "stop", unit])
+            self.result["actions"].append(f"removed {unit}, which an ended run had left")
+            shutil.rmtree(directory, ignore_errors=True)
 
     def _stop(self) -> None:
         rc, dummy, err = self.command(["systemctl", "stop", f"{self.unit}.service"])
@@ -389,7 +403,7 @@ class SyncServer:
             self.result["actions"].append(f"would start {self.unit}")
             return
         if self.params["unique"]:
-            self._clean_dead()
+            self._clean_abandoned()
         else:
             self._stop()
         self._start(config)

@@ -112,7 +112,9 @@ def test_whole_range_and_head(tmp_path: Path) -> None:
         assert (status, body, headers["Content-Length"]) == (200, b"", str(len(DATA)))
         assert client.ask("GET", path, Range=f"bytes={len(DATA)}-")[0] == 416
         status, dummy, body = client.ask("GET", f"/{TOKEN}/stats")
-        assert json.loads(body) == {"bytes_sent": 2 * len(DATA) - 1000, "peers": {"127.0.0.1": 2 * len(DATA) - 1000}}
+        told = json.loads(body)
+        assert told.pop("quiet") < 60
+        assert told == {"bytes_sent": 2 * len(DATA) - 1000, "peers": {"127.0.0.1": 2 * len(DATA) - 1000}}
 
 
 @pytest.mark.parametrize("method", ["PUT", "POST", "DELETE", "PATCH", "OPTIONS"])
@@ -215,6 +217,23 @@ def test_the_program_ends_by_itself(tmp_path: Path) -> None:
     data = {"what": "model", "bind": "127.0.0.1", "port": 0, "token": TOKEN, "peers": [], "lifetime": 0.2, "state": str(state), "blobs": {}}
     config.write_text(json.dumps(data))
     assert subprocess.run([sys.executable, _sync_server.__file__, str(config)], timeout=30, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_the_program_ends_when_nobody_asks(tmp_path: Path, held: bool) -> None:
+    """A killed play leaves no server for long; one that is in use stays."""
+    config, state = tmp_path / "config.json", tmp_path / "state.json"
+    data = {"what": "model", "bind": "127.0.0.1", "port": 0, "token": TOKEN, "peers": [], "lifetime": 60, "idle": 0.2, "blobs": {}}
+    config.write_text(json.dumps({**data, "state": str(state)}))
+    with subprocess.Popen([sys.executable, _sync_server.__file__, str(config)]) as process, contextlib.ExitStack() as stack:
+        wait_for(state)
+        if held:
+            stack.enter_context(socket.create_connection(("127.0.0.1", json.loads(state.read_text())["port"]), timeout=10))
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(2.5)
+            process.kill()
+        else:
+            assert process.wait(20) == 0
 
 
 def test_a_foreign_address_is_told_in_the_state(tmp_path: Path) -> None:

@@ -143,6 +143,37 @@ def test_absent_reports_what_was_sent(bench: Bench) -> None:
     assert bench.run(state="absent")["bytes_sent"] == len(DATA)
 
 
+def test_two_runs_have_servers_of_their_own(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of one play does not end the server of another at the same time."""
+    bench.fill()
+    first, second = bench.run(unique=True), bench.run(unique=True)
+    assert first["name"] != second["name"] and first["server"]["token"] != second["server"]["token"]
+    assert first["unit"] == f"dgxspark-sync-{first['name']}" and first["name"].startswith("t-")
+    bench.run(name=first["name"], state="absent")
+    assert bench.get(second["server"], f"/{second['server']['token']}/blobs/{bench.blob}") == (200, DATA)
+    with pytest.raises(ConnectionRefusedError):
+        bench.get(first["server"], "/")
+    # what nobody asks any more was left by a killed play
+    monkeypatch.setattr(sync_server, "ABANDONED_SECONDS", 0.0)
+    third = bench.run(unique=True)
+    assert f"removed {second['unit']}.service, which an ended run had left" in third["actions"]
+    assert os.listdir(sync_server.RUN_DIR) == [f"sync-{third['name']}"]
+
+
+def test_a_worker_passes_on_what_arrives(bench: Bench) -> None:
+    """Started before anything is there: no stamp is wanted; parts are served from where model_sync puts them."""
+    blob = hashlib.sha256(DATA).hexdigest()
+    rows = [{"path": "m.safetensors", "size": len(DATA), "blob": blob, "algo": "sha256"}]
+    started = bench.run(manifest=rows, revision=COMMIT)
+    assert started["server"]["source"] == "arriving" and started["server"]["bytes"] == len(DATA)
+    part = bench.cache / ".dgxspark-sync" / "models--org--m" / f"{blob}.part"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(DATA)
+    assert bench.get(started["server"], f"/{started['server']['token']}/blobs/{blob}") == (200, DATA)
+    wrong = bench.run(manifest=[{**rows[0], "path": "../x"}], revision=COMMIT)
+    assert wrong["problem"]["id"] == "sync-input"
+
+
 def test_absent_cleans_up_after_a_dead_server(bench: Bench) -> None:
     bench.fill()
     bench.run()
