@@ -95,20 +95,19 @@ class Pair:
         import ansible  # pylint: disable=import-outside-toplevel
 
         base = Path(ansible.__file__).parent
-        tar = [
-            "tar",
-            "-c",
-            "--exclude=__pycache__",
-            "-C",
-            str(base.parent),
-            "ansible/__init__.py",
-            "ansible/release.py",
-            "ansible/module_utils",
-        ]
+        tar = ["tar", "-c", "--exclude=__pycache__", "-C", str(base.parent), "ansible/release.py", "ansible/module_utils"]
         parts = ["plugins/modules", "plugins/module_utils"]
         tar += ["--transform", "s,^plugins,ansible_collections/dgxspark/serving/plugins,", "-C", str(ROOT), *parts]
         packed = subprocess.run(tar, check=True, stdout=subprocess.PIPE).stdout
-        argv = ["docker", "exec", "-i", f"{NAME}-{name}", "sh", "-c", f"rm -rf {FOLDER}; mkdir -p {FOLDER}; tar -x -C {FOLDER}"]
+        argv = [
+            "docker",
+            "exec",
+            "-i",
+            f"{NAME}-{name}",
+            "sh",
+            "-c",
+            f"rm -rf {FOLDER}; mkdir -p {FOLDER}; tar -x -C {FOLDER}; touch {FOLDER}/ansible/__init__.py",
+        ]
         subprocess.run(argv, check=True, input=packed)
         node(name, f"cat > {FOLDER}/run.py", RUNNER)
 
@@ -133,10 +132,10 @@ class Pair:
         node(HEAD, f"docker save {TAG}:{version} > /dev/null")
         settle()
 
-    def module(self, name: str, module: str, **args: t.Any) -> dict[str, t.Any]:
-        text = json.dumps({"node": name, **args})
+    def module(self, place: str, module: str, **args: t.Any) -> dict[str, t.Any]:
+        text = json.dumps({"node": place, **args})
         done = subprocess.run(
-            ["docker", "exec", "-i", "-e", f"PYTHONPATH={FOLDER}", f"{NAME}-{name}", "python3", f"{FOLDER}/run.py", module],
+            ["docker", "exec", "-i", "-e", f"PYTHONPATH={FOLDER}", f"{NAME}-{place}", "python3", f"{FOLDER}/run.py", module],
             input=text, capture_output=True, text=True, check=False, timeout=1800,
         )  # fmt: skip
         result: dict[str, t.Any] = json.loads(done.stdout)

@@ -207,6 +207,12 @@ PULL_ERRORS: tuple[tuple[str, str, str, str], ...] = (
         "correct spark_image (name, tag or digest)",
     ),
     (
+        r"unexpected EOF|failed to read expected number of bytes",
+        "registry-unreachable",
+        "the registry broke off in the middle of a layer",
+        "run again: finished layers are reused; check proxy and Internet access of this node",
+    ),
+    (
         r"dial tcp|no such host|connection refused|i/o timeout|TLS handshake timeout|Client\.Timeout|net/http: request canceled"
         r"|network is unreachable|EOF\b|connection reset by peer|502 Bad Gateway|503 Service Unavailable|504 Gateway",
         "registry-unreachable",
@@ -239,7 +245,8 @@ def worth_another_try(text: str) -> bool:
 
 def last_line(text: str) -> str:
     """The line of an output that says what went wrong."""
-    lines = [line.strip() for line in text.replace("\r", "\n").splitlines() if line.strip()]
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\n", text).replace("\r", "\n")  # a terminal's cursor goes up and down
+    lines = [line.strip() for line in plain.splitlines() if line.strip()]
     return lines[-1][:400] if lines else "no output"
 
 

@@ -559,6 +559,9 @@ class ImageSync:
                 "check the network and the disk of this node, then run again: finished layers are reused",
             )
         ident, cause, remedy = _image.classify_pull_error(text)
+        if watched.rc < 0:
+            cause = f"docker pull was killed by signal {-watched.rc}"
+            remedy = "run again: finished layers are reused; if nobody killed it, look for 'out of memory' in dmesg"
         if relay:
             ident, cause, remedy = self._relay_error(ident, cause, remedy)
             text = text.replace(self.params["server"]["token"], "…")

@@ -315,7 +315,7 @@ def test_the_pull_of_the_worker_is_killed(empty_worker: None) -> None:
     with slow(), in_background() as future:
         spark.shell("spark-2", "pkill -KILL -x -f 'docker pull 127.0.0.1:.*'")
         run = future.result()
-    failed(run, "spark-2")
+    failed(run, "spark-2", "killed by signal 9")
     nothing_half()
     finishes()
 
@@ -350,10 +350,12 @@ def test_the_disk_of_the_worker_gets_full(empty_worker: None) -> None:
 
 
 def test_the_worker_loses_its_docker(empty_worker: None) -> None:
+    """Docker is back after a moment: the pull is tried again. Else the message says what Docker said."""
     with slow(), in_background() as future:
         spark.shell("spark-2", "systemctl kill -s KILL docker; sleep 1; systemctl reset-failed docker; systemctl start docker")
         run = future.result()
-    failed(run, "spark-2")
+    if run.rc:
+        failed(run, "spark-2")
     finishes()
 
 
@@ -426,7 +428,7 @@ def test_the_controller_is_killed_and_the_play_started_again(empty_worker: None)
     [
         ({"status": 429}, "limits this address"),
         ({"status": 404}, "does not have this image"),
-        ({"cut": 20 * MB}, "pulled from the registry"),
+        ({"cut": 20 * MB}, "broke off in the middle"),
         ({"flip": True}, "another content than its digest says"),
     ],
 )

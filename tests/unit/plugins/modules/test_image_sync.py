@@ -87,6 +87,8 @@ elif argv[0] == "pull":
     if os.path.exists(root + "/pull.once"):
         text = open(root + "/pull.once").read(); os.remove(root + "/pull.once"); fail(text)
     if os.path.exists(root + "/pull.err"): fail(open(root + "/pull.err").read())
+    if os.path.exists(root + "/pull.kill"):
+        print("b89a4dab3fc3: Downloading\\x1b[1B", flush=True); os.kill(os.getpid(), 9)
     if os.path.exists(root + "/pull.stall"):
         import time; time.sleep(600)
     while os.path.exists(root + "/pull.waits"): pass
@@ -329,6 +331,13 @@ def test_a_pull_that_broke_in_the_middle_goes_on(bench: Bench, text: str, ident:
     result = bench.run("registry")
     assert result.get("problem", {}).get("id", "") == ident
     assert sum(line.startswith("pull ") for line in bench.log()) == pulls
+
+
+def test_a_pull_that_is_killed(bench: Bench) -> None:
+    (bench.root / "pull.kill").touch()
+    result = bench.run("registry")
+    assert result["problem"]["id"] == "image-pull" and "killed by signal 9 (b89a4dab3fc3: Downloading)" in result["msg"]
+    assert "reused" in result["problem"]["remedy"]
 
 
 def test_what_stays_damaged_is_told(bench: Bench) -> None:
