@@ -553,6 +553,7 @@ def publish_plain(folder: str, rows: t.Sequence[t.Mapping[str, t.Any]], store: s
     top = os.path.join(staging, "whole") if fresh else folder
     _make_dirs(top, owner)
     placed = []
+    used: set[str] = set()
     for row in sorted(rows, key=lambda row: -int(row["size"])):
         source = os.path.join(store, row["blob"])
         if not os.path.exists(source):
@@ -560,7 +561,13 @@ def publish_plain(folder: str, rows: t.Sequence[t.Mapping[str, t.Any]], store: s
         target = os.path.join(top, row["path"])
         _make_dirs(os.path.dirname(target), owner)
         temp = f"{target}.{os.getpid()}.tmp"
-        os.link(source, temp)
+        if row["blob"] in used:
+            # a file of its own: a change of one must not change the other
+            shutil.copyfile(source, temp)
+            _give(temp, owner, 0o644)
+        else:
+            os.link(source, temp)
+        used.add(row["blob"])
         os.replace(temp, target)
         placed.append(str(row["path"]))
     if fresh:

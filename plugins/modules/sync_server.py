@@ -462,7 +462,7 @@ class SyncServer:
             raise self.problem("sync-input", f"the manifest: {wrong}", "the manifest of hf_snapshot", "pass it unchanged")
         staging = _snapshot.staging_dir(cache, self.params["repo_id"])
         plain = _snapshot.is_plain(self.params["repo_id"])
-        blobs = {}
+        blobs: dict[str, dict[str, t.Any]] = {}
         for row in rows:
             place = os.path.join(snapshot, row["path"]) if plain else os.path.join(folder, "blobs", row["blob"])
             whole = [os.path.join(staging, _snapshot.WHOLE, row["blob"])] if plain else []

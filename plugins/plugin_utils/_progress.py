@@ -75,7 +75,8 @@ class Watcher:
         if rc:
             return
         sample = json.loads(out)
-        if self._before and sample["at"] == self._before["at"]:
+        at = sample["at"]
+        if self._before and at == self._before["at"]:
             return
         self.show(line(self.node, sample, self._before))
         self._before = sample

@@ -60,7 +60,7 @@ else:
 
 
 @pytest.fixture
-def endpoint(tmp_path: Path) -> t.Iterator[str]:
+def server(tmp_path: Path) -> t.Iterator[t.Any]:
     for name, access in (("plain", {}), ("xet", {"xet": True})):
         for path, data in FILES.items():
             target = tmp_path / "hub" / "org" / name / "files" / path
@@ -69,10 +69,15 @@ def endpoint(tmp_path: Path) -> t.Iterator[str]:
         (tmp_path / "hub" / "org" / name / "access.json").write_text(json.dumps(access))
     server = hub.Server(str(tmp_path / "hub"), "127.0.0.1", 0)
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
+    yield server
     server.ending.set()
     server.shutdown()
     server.server_close()
+
+
+@pytest.fixture
+def endpoint(server: t.Any) -> str:
+    return f"http://127.0.0.1:{server.server_port}"
 
 
 def library(cache: Path, endpoint: str, what: str, repo: str, **env: str) -> t.Any:
@@ -165,3 +170,21 @@ def test_download_with_the_real_library(
     assert found["changed"] and found["snapshot"]["verified"] and found["huggingface_hub"] != "0.stub"
     assert {name: (Path(found["snapshot"]["path"]) / name).read_bytes() for name in FILES} == FILES
     assert library(tmp_path / "c", endpoint, "verify", "org/plain") == [len(FILES), [], [], []]
+
+
+def test_a_token_that_is_revoked_in_the_middle(
+    tmp_path: Path, server: t.Any, endpoint: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub refuses after some files: said as what it is, and the next run takes over what arrived."""
+    monkeypatch.delenv("SUDO_UID", raising=False)
+    monkeypatch.setattr(hf_snapshot, "RUN_DIR", str(tmp_path / "run"))
+    monkeypatch.setattr(_snapshot, "STAMP_DIR", str(tmp_path / "state"))
+    over = {"repo_id": "org/plain", "cache_dir": str(tmp_path / "c"), "endpoint": endpoint, "python": sys.executable, "node": "spark-1"}
+    server.faults.sent = [{"on": "resolve", "file": "model-00002*", "status": 401, "code": "GatedRepo"}]
+    with patch_module_args({"min_free_bytes": 0, "retries": 0, "workers": 1, **over}), pytest.raises(SystemExit):
+        hf_snapshot.main()
+    failed = json.loads(capsys.readouterr().out)
+    assert failed["problem"]["id"] == "hub-401" and failed["msg"].startswith("spark-1: hf_snapshot: found 401"), failed["msg"]
+    server.faults.sent = []
+    again = module(hf_snapshot, capsys, **over)
+    assert again["snapshot"]["verified"] and again["missing"]["files"] < len(FILES)

@@ -21,17 +21,18 @@ def test_a_dead_head_is_noticed_but_not_a_short_cut(monkeypatch: pytest.MonkeyPa
         made.append(connect(*args, **kwargs))
         return made[-1]
 
-    with socket.create_server(("127.0.0.1", 0)) as head:
-        with _transfer.Relay("127.0.0.1", head.getsockname()[1]) as relay, connect(("127.0.0.1", relay.port)) as near:
-            monkeypatch.setattr(socket, "create_connection", create)
-            near.sendall(b"GET / HTTP/1.1\r\n\r\n")
-            far_end = head.accept()[0]
-            assert far_end.recv(100).startswith(b"GET / ")  # so everything is set
-            (far,) = made
-            option = {
-                name: far.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT")
-            }
-            assert far.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-            assert 20 < option["TCP_KEEPIDLE"] + option["TCP_KEEPINTVL"] * option["TCP_KEEPCNT"] <= 90
-            assert relay.links == 1
-            far_end.close()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as head,
+        _transfer.Relay("127.0.0.1", head.getsockname()[1]) as relay,
+        connect(("127.0.0.1", relay.port)) as near,
+    ):
+        monkeypatch.setattr(socket, "create_connection", create)
+        near.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        far_end = head.accept()[0]
+        assert far_end.recv(100).startswith(b"GET / ")  # so everything is set
+        (far,) = made
+        option = {name: far.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT")}
+        assert far.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert 20 < option["TCP_KEEPIDLE"] + option["TCP_KEEPINTVL"] * option["TCP_KEEPCNT"] <= 90
+        assert relay.links == 1
+        far_end.close()

@@ -160,6 +160,14 @@ def test_two_runs_have_servers_of_their_own(bench: Bench, monkeypatch: pytest.Mo
     assert os.listdir(sync_server.RUN_DIR) == [f"sync-{third['name']}"]
 
 
+def test_without_the_right_to_write(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.fill()
+    (tmp_path / "file").write_text("x")
+    monkeypatch.setattr(sync_server, "RUN_DIR", str(tmp_path / "file" / "run"))
+    result = bench.run()
+    assert result["problem"]["id"] == "sync-access" and "become" in result["problem"]["remedy"]
+
+
 def test_a_worker_passes_on_what_arrives(bench: Bench) -> None:
     """Started before anything is there: no stamp is wanted; parts are served from where model_sync puts them."""
     blob = hashlib.sha256(DATA).hexdigest()
