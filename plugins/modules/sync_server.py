@@ -174,10 +174,12 @@ server:
       description: V(cache), V(arriving), V(containerd), V(staged) or V(archive).
       type: str
     archive:
-      description: Whether C(docker save) is offered too (O(what=image)).
+      description: Whether C(docker save) is offered too.
+      returned: for O(what=image)
       type: bool
     layers:
       description: Layers of the image with C(diff_id) and C(bytes), what crosses for each.
+      returned: for O(what=image)
       type: list
       elements: dict
 bytes_sent:
@@ -665,7 +667,6 @@ def new_result(params: dict[str, t.Any]) -> dict[str, t.Any]:
     name = params["name"] + suffix
     unit = f"dgxspark-sync-{name}"
     server = {"address": params["address"], "port": 0, "token": "", "url": "", "manifest_digest": "", "bytes": 0, "source": ""}
-    server.update(archive=False, layers=[])
     return {
         "changed": False,
         "server": {**server, "path": "", "unit": unit},
