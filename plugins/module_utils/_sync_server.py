@@ -14,7 +14,8 @@ uses the standard library only and imports nothing of the collection.
      "manifests": {"sha256:…": "application/vnd.oci.image.manifest.v1+json"}}
 
 Model: ``/<token>/blobs/<hash>``. Image (OCI distribution, pull only): ``/v2/``, ``/v2/<token>/app/manifests/sha256:…``,
-``/v2/<token>/app/blobs/sha256:…``.
+``/v2/<token>/app/blobs/sha256:…``, and ``/<token>/archive``: what the command ``archive`` of the config
+prints (``docker save``), in chunks, without the last chunk when the command failed.
 Both: ``/<token>/stats``. GET and HEAD only, one Range; only names of the config; a client whose address is not a peer (or this node itself)
 is refused.
 
@@ -35,6 +36,7 @@ import re
 import signal
 import socket
 import socketserver
+import subprocess
 import sys
 import threading
 import time
@@ -67,18 +69,18 @@ def parse_range(header: str, size: int) -> tuple[int, int] | None:
 
 
 def blob_of(path: str, config: t.Mapping[str, t.Any]) -> tuple[str, str]:
-    """``(kind, name)`` for a request path: kind is ping, stats, blob, manifest, "" (unknown) or token (wrong token)."""
+    """``(kind, name)`` for a request path: kind is ping, stats, archive, blob, manifest, "" (unknown) or token (wrong token)."""
     if config["what"] == "image" and path in ("/v2/", "/v2"):
         return "ping", ""
     image = re.fullmatch(r"/v2/([^/]+)/app/(manifests|blobs)/sha256:([0-9a-f]{64})", path)
-    model = re.fullmatch(r"/([^/]+)/(?:(stats)|blobs/([0-9a-f]{40,64}))", path)
+    model = re.fullmatch(r"/([^/]+)/(?:(stats|archive)|blobs/([0-9a-f]{40,64}))", path)
     token = image[1] if image else model[1] if model else ""
     if not token or not hmac.compare_digest(token.encode(), str(config["token"]).encode()):
         return "token", ""
     if image:
         return ("manifest" if image[2] == "manifests" else "blob"), image[3]
     if model and model[2]:
-        return "stats", ""
+        return (model[2] if model[2] == "stats" or config.get("archive") else ""), ""
     return ("blob", model[3]) if model and config["what"] == "model" else ("", "")
 
 
@@ -136,6 +138,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self._error(403, "token", send)
         if kind == "stats":
             return self._small(200, json.dumps(self.server.stats()).encode(), send)
+        if kind == "archive":
+            return self._archive(config["archive"], send)
         entry = config["blobs"].get(name)
         media = "application/octet-stream"
         if kind == "manifest":
@@ -143,6 +147,25 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if entry is None or kind == "" or not media:
             return self._error(404, kind or "path", send)
         return self._file(name, entry, media, send)
+
+    def _archive(self, argv: t.Sequence[str], send: bool) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "application/x-tar")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        if not send:
+            return
+        self.close_connection = True
+        with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+            try:
+                while data := process.stdout.read(1 << 20):  # type: ignore[union-attr]
+                    self.wfile.write(b"%x\r\n" % len(data) + data + b"\r\n")
+                    self.server.count(self.client_address[0], len(data))
+                if process.wait() == 0:
+                    self.wfile.write(b"0\r\n\r\n")
+            finally:
+                if process.poll() is None:
+                    process.kill()
 
     @staticmethod
     def _arriving(entry: t.Mapping[str, t.Any]) -> int | None:

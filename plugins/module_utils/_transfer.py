@@ -904,6 +904,7 @@ class Relay:
         self.target = (address, port)
         self.connect_timeout = connect_timeout
         self.bytes = 0
+        self.links = 0
         self.error = ""
         self._stop = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
@@ -922,6 +923,7 @@ class Relay:
                 continue
             except OSError:
                 return
+            self.links += 1
             threading.Thread(target=self._link, args=(near,), daemon=True).start()
 
     def _link(self, near: socket.socket) -> None:
@@ -945,6 +947,10 @@ class Relay:
         pair = (near, far)
         for sock in pair:
             sock.settimeout(None)
+        # A cable that is out for 20 s costs 20 s; after a minute of silence the connection is given up, and Docker tries again or says so.
+        far.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, seconds in ((socket.TCP_KEEPIDLE, 20), (socket.TCP_KEEPINTVL, 8), (socket.TCP_KEEPCNT, 5)):
+            far.setsockopt(socket.IPPROTO_TCP, option, seconds)
         with self._guard:
             self._open.update(pair)
         up = threading.Thread(target=self._pump, args=(near, far, False), daemon=True)

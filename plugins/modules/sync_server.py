@@ -101,6 +101,18 @@ options:
     description: Fingerprint that the image must have, when given.
     type: str
     default: ""
+  transport:
+    description:
+      - For O(what=image). V(relay) offers layers, V(archive) only C(docker save), so that nothing has to be staged.
+      - V(auto) offers layers where that is possible.
+    type: str
+    choices: [auto, relay, archive]
+    default: auto
+  staging:
+    description: For O(state=absent), whether a staged copy of an image is kept for the next run or removed with the server.
+    type: str
+    choices: [kept, absent]
+    default: kept
   timeout:
     description: Seconds for staging an image.
     type: int
@@ -159,8 +171,17 @@ server:
       description: Size of all that is served.
       type: int
     source:
-      description: V(cache), V(arriving), V(containerd) or V(staged).
+      description: V(cache), V(arriving), V(containerd), V(staged) or V(archive).
       type: str
+    archive:
+      description: Whether C(docker save) is offered too.
+      returned: for O(what=image)
+      type: bool
+    layers:
+      description: Layers of the image with C(diff_id) and C(bytes), what crosses for each.
+      returned: for O(what=image)
+      type: list
+      elements: dict
 bytes_sent:
   description: Bytes the server sent, for O(state=absent).
   returned: when a server was stopped
@@ -239,7 +260,15 @@ def unit_argv(unit: str, lifetime: int, python: str, program: str, config: str, 
 
 def content_key(config: t.Mapping[str, t.Any], port: int) -> str:
     """What makes a running server the wanted one (not its token)."""
-    wanted = [config["what"], config["bind"], sorted(config["peers"]), config["manifest_digest"], port, config["blobs"]]
+    wanted = [
+        config["what"],
+        config["bind"],
+        sorted(config["peers"]),
+        config["manifest_digest"],
+        port,
+        config["blobs"],
+        config.get("archive"),
+    ]
     return hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()
 
 
@@ -292,7 +321,8 @@ class SyncServer:
         """Stop the server and remove what it left."""
         running = self.active()
         left = os.path.isdir(self.directory)
-        self.result["changed"] = running or left
+        staged = self.params["staging"] == "absent" and os.path.isdir(self.image_dir)
+        self.result["changed"] = running or left or staged
         self.result["diff"] = {"before": {"running": running}, "after": {"running": False}}
         if not self.result["changed"]:
             return
@@ -301,7 +331,10 @@ class SyncServer:
             return
         if running:
             self.result["bytes_sent"] = int(self._ask(self.directory).get("bytes_sent", 0))
-        self._stop()
+        if running or left:
+            self._stop()
+        if staged:
+            shutil.rmtree(self.image_dir, ignore_errors=True)
 
     def _ask(self, directory: str) -> dict[str, t.Any]:
         """What a server says about itself; {} when it says nothing."""
@@ -431,7 +464,7 @@ class SyncServer:
             raise self.problem("sync-input", f"the manifest: {wrong}", "the manifest of hf_snapshot", "pass it unchanged")
         staging = _snapshot.staging_dir(cache, self.params["repo_id"])
         plain = _snapshot.is_plain(self.params["repo_id"])
-        blobs = {}
+        blobs: dict[str, dict[str, t.Any]] = {}
         for row in rows:
             place = os.path.join(snapshot, row["path"]) if plain else os.path.join(folder, "blobs", row["blob"])
             whole = [os.path.join(staging, _snapshot.WHOLE, row["blob"])] if plain else []
@@ -449,17 +482,43 @@ class SyncServer:
         if wanted and wanted != fingerprint:
             found = f"{reference} has the fingerprint {fingerprint[:16]}"
             raise self.problem("image-changed", found, wanted[:16], "run the image stage again: the tag was moved in between")
+        view = self._view(inspect, fingerprint)
+        if view is None:
+            return None
+        self.bytes = view.pop("bytes")
+        self.result["server"].update(layers=view.pop("layers"), archive=True)
+        program = shutil.which("docker") or "docker"
+        return self._config({**view, "archive": [program, "save", str(inspect["Id"])]})
+
+    def _view(self, inspect: dict[str, t.Any], fingerprint: str) -> dict[str, t.Any] | None:
+        """What is served: the blobs in place, else staged ones, else (O(transport)) only the archive. None: would have to be staged."""
+        archive: dict[str, t.Any] = {
+            "manifest_digest": "",
+            "manifests": {},
+            "blobs": {},
+            "bytes": int(inspect.get("Size") or 0),
+            "layers": [],
+        }
+        if self.params["transport"] == "archive":
+            self.source = "archive"
+            return archive
         try:
             view = self._content(inspect)
             self.source = "containerd"
+            return view
         except _image.NotServable as exc:
             self.result["actions"].append(f"not served in place: {exc}")
-            staged = self._staged(inspect, fingerprint)
-            if staged is None:
-                return None
-            view, self.source = staged, "staged"
-        self.bytes = view.pop("bytes")
-        return self._config(view)
+        try:
+            self.source = "staged"
+            lock = os.path.join(self.run_dir, "staging.lock")
+            with _transfer.exclusive(lock, self.params["timeout"], node=self.node, stage=STAGE, what="an image"):
+                return self._staged(inspect, fingerprint)
+        except Problem as exc:
+            if self.params["transport"] == "relay" or exc.id != "disk-image":
+                raise
+            self.result["actions"].append(f"not staged: {exc.found}; the whole image is offered instead")
+            self.source = "archive"
+            return archive
 
     def _inspect(self, reference: str) -> dict[str, t.Any]:
         rc, out, err = self.command(["docker", "image", "inspect", reference])
@@ -477,11 +536,8 @@ class SyncServer:
         status, dummy2, root = out.strip().rpartition("|")
         if rc or "io.containerd.snapshotter" not in status:
             raise _image.NotServable("Docker uses its classic image store")
-        toml = ""
-        with contextlib.suppress(OSError), open("/etc/containerd/config.toml", encoding="utf-8") as handle:
-            toml = handle.read()
         why = "containerd's content store was not found"
-        for directory in _image.content_roots(root, toml):
+        for directory in _image.content_roots(root, _image.containerd_config()):
             if not os.path.isdir(directory):
                 continue
             try:
@@ -599,6 +655,8 @@ def argument_spec() -> dict[str, t.Any]:
         "cache_dir": {"type": "str", "default": "~/.cache/huggingface"},
         "image": {"type": "str", "default": ""},
         "fingerprint": {"type": "str", "default": ""},
+        "transport": {"type": "str", "choices": ["auto", "relay", "archive"], "default": "auto"},
+        "staging": {"type": "str", "choices": ["kept", "absent"], "default": "kept"},
         "timeout": {"type": "int", "default": 3600},
     }
 

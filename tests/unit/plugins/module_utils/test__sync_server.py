@@ -161,6 +161,20 @@ def test_registry_view(tmp_path: Path) -> None:
         assert status == 404 and json.loads(body)["errors"][0]["code"] == "MANIFEST_UNKNOWN"
 
 
+def test_an_archive_is_whole_or_has_no_end(tmp_path: Path) -> None:
+    """What a command prints, in chunks; without the last chunk when the command failed, so that nobody takes a part for the whole."""
+    path = f"/{TOKEN}/archive"
+    printing = [sys.executable, "-c", "import sys; sys.stdout.write('x' * 3000000); sys.stdout.flush(); sys.exit(int(sys.argv[1]))"]
+    with serving(tmp_path, what="image", archive=[*printing, "0"]) as client:
+        assert client.ask("GET", path)[::2] == (200, b"x" * 3000000)
+    with serving(tmp_path, what="image", archive=[*printing, "1"]) as client, pytest.raises(http.client.IncompleteRead):
+        client.ask("GET", path)
+    with serving(tmp_path, what="image", archive=[*printing, "0"]) as client:
+        assert client.ask("GET", f"/{'0' * 32}/archive")[0] == 403
+    with serving(tmp_path, what="image") as client:
+        assert client.ask("GET", path)[0] == 404
+
+
 def test_nonsense_gets_a_status_line(tmp_path: Path) -> None:
     with serving(tmp_path) as client, socket.create_connection(("127.0.0.1", client.server.server_port), timeout=10) as sock:
         sock.sendall(b"\x16\x03\x01\x02\x00\n")

@@ -309,6 +309,34 @@ def test_older_stagings_are_removed(bench: Bench) -> None:
     assert os.listdir(bench.root / "state" / "images") == [_image.image_fingerprint(INSPECT)]
 
 
+def test_a_staging_goes_with_the_server_when_asked(bench: Bench) -> None:
+    docker(bench, GOOD)
+    bench.run(what="image", image="a:1")
+    folder = bench.root / "state" / "images"
+    bench.run(what="image", image="a:1", state="absent")
+    assert folder.exists()
+    assert bench.run(what="image", image="a:1", state="absent", staging="absent", check=True)["changed"] and folder.exists()
+    assert bench.run(what="image", image="a:1", state="absent", staging="absent")["changed"] and not folder.exists()
+    assert not bench.run(what="image", image="a:1", state="absent", staging="absent")["changed"]
+
+
+@pytest.mark.parametrize("over", [{"transport": "archive"}, {}])
+def test_the_archive_is_docker_save_itself(bench: Bench, over: dict[str, t.Any]) -> None:
+    """When it is asked for, or when the disk has no room to stage; nothing is staged then."""
+    full = {} if over else {"save_rc": 1, "save_err": "write /x: no space left on device"}
+    docker(bench, GOOD, **full)
+    result = bench.run(what="image", image="a:1", **over)
+    assert not result.get("failed"), result["msg"]
+    server = result["server"]
+    assert (server["source"], server["archive"], server["manifest_digest"]) == ("archive", True, "")
+    folder = bench.root / "state" / "images"
+    assert not folder.exists() or os.listdir(folder) == []
+    if over:
+        assert bench.get(server, f"/{server['token']}/archive") == (200, (bench.root / "save.tar").read_bytes())
+        assert bench.get(server, f"/{'0' * 32}/archive")[0] == 403
+        assert (bench.root / "docker.log").read_text().splitlines()[-1] == f"save {INSPECT['Id']}"  # by Id: no name is set on the worker
+
+
 def test_image_check_mode_stages_nothing(bench: Bench) -> None:
     docker(bench, GOOD)
     assert bench.run(check=True, what="image", image="a:1")["changed"]
@@ -322,7 +350,7 @@ def test_image_check_mode_stages_nothing(bench: Bench) -> None:
     [
         (GOOD, {}, {"image": "none"}, "image-missing", "none is not on this node"),
         (GOOD, {}, {"fingerprint": "f" * 64}, "image-changed", "fingerprint"),
-        (GOOD, {"save_rc": 1, "save_err": "write /x: no space left on device"}, {}, "disk-image", "no space left"),
+        (GOOD, {"save_rc": 1, "save_err": "write /x: no space left on device"}, {"transport": "relay"}, "disk-image", "no space left"),
         (GOOD, {"save_rc": 1, "save_err": "unexpected EOF"}, {}, "image-save", "unexpected EOF"),
         ({"c.json": b"{}"}, {}, {}, "image-save", "no complete image"),
     ],
@@ -348,7 +376,7 @@ def test_containerd_store_is_served_in_place(bench: Bench, monkeypatch: pytest.M
     docker(bench, {}, driver='[["driver-type","io.containerd.snapshotter.v1"]]')
     content = bench.root / "content"
     content.mkdir()
-    view = {"manifest_digest": "sha256:" + "3" * 64, "manifests": {}, "blobs": {}, "bytes": 77}
+    view = {"manifest_digest": "sha256:" + "3" * 64, "manifests": {}, "blobs": {}, "bytes": 77, "layers": []}
     monkeypatch.setattr(_image, "content_roots", lambda root, toml: [str(bench.root / "nope"), str(content)])
     monkeypatch.setattr(_image, "view_of_content", lambda directory, inspect: dict(view) if directory == str(content) else None)
     server = bench.run(what="image", image="a:1")["server"]
