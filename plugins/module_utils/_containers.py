@@ -69,6 +69,11 @@ def summary(inspected: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
         "ports": ports,
         "network_mode": host.get("NetworkMode") or "",
         "gpu": gpu or host.get("Runtime") == "nvidia",
+        "args": [str(word) for word in inspected.get("Args") or []],
+        "mounts": [
+            {"type": str(m.get("Type") or ""), "name": m.get("Name") or "", "target": str(m.get("Destination") or "")}
+            for m in inspected.get("Mounts") or []
+        ],
     }
 
 
@@ -130,6 +135,17 @@ class Docker:
 
     def start(self, name: str) -> tuple[int, str, str]:
         return self._call("start", name, timeout=120)
+
+    def rename(self, old: str, new: str) -> tuple[int, str, str]:
+        return self._call("rename", old, new)
+
+    def remove(self, name: str) -> tuple[int, str, str]:
+        """``docker rm``; volumes with a name stay."""
+        return self._call("rm", "--force", "--volumes", name, timeout=60)
+
+    def remove_volume(self, name: str) -> tuple[int, str, str]:
+        """Refused by Docker while a container has it."""
+        return self._call("volume", "rm", name)
 
 
 STAMP = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)) ?")

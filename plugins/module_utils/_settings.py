@@ -48,7 +48,7 @@ def value_problems(settings: dict[str, t.Any]) -> list[Problem]:
             refuse("fabric_subnet", "a subnet, not a single address, such as 192.168.200.0/24")
     except ValueError:
         refuse("fabric_subnet", "an IPv4 subnet in CIDR form, such as 192.168.200.0/24")
-    for name in ("api_port", "ray_port"):
+    for name in ("api_port", "ray_port", "mp_port"):
         if not 1024 <= settings[name] <= 65535:
             refuse(name, "a port from 1024 to 65535")
     for name in ("tensor_parallel", "pipeline_parallel", "gpus_per_node", "ray_num_cpus", "ready_timeout", "ray_timeout", "stop_timeout"):

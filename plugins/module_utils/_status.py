@@ -242,9 +242,16 @@ def _ray_total(rows: t.Sequence[t.Mapping[str, t.Any]], table: t.Mapping[str, t.
     }
 
 
+def without_ray(rows: t.Sequence[t.Mapping[str, t.Any]]) -> bool:
+    """Whether what is there was launched with the executor mp: a server and no Ray, or a rank of its own on a worker."""
+    anywhere = any(_one(row, RAY) for row in rows)
+    return any(_one(row, VLLM) and (row["role"] == "worker" or not anywhere) for row in rows)
+
+
 def problems(rows: t.Sequence[t.Mapping[str, t.Any]], ray: t.Mapping[str, t.Any], working: bool) -> list[str]:
     """What is wrong, one sentence each. ``working``: something of ours is meant to run, so that a missing part is wrong."""
     told = []
+    needed = VLLM if without_ray(rows) else RAY
     for row in rows:
         name = row["node"]
         if not row["reachable"]:
@@ -261,8 +268,8 @@ def problems(rows: t.Sequence[t.Mapping[str, t.Any]], ray: t.Mapping[str, t.Any]
                 told.append(f"{name}: container {container['name']} {container['exit']}")
         if not working or row["docker_error"]:
             continue
-        if not _one(row, RAY):
-            told.append(f"{name}: container {RAY} is not there")
+        if not _one(row, needed):
+            told.append(f"{name}: container {needed} is not there")
         elif row["ray"]["alive"] is False:
             told.append(f"{name}: {row['fabric']['address']} is not alive in Ray")
         if row["image"] and row["image"]["planned"] is False:
@@ -286,10 +293,17 @@ def verdict(rows: t.Sequence[t.Mapping[str, t.Any]], wrong: t.Sequence[str]) -> 
     server, container = head["server"] or {}, _one(head, VLLM)
     if container and not container["running"]:
         return "failed", _failure(container, server)
+    ranks = [(row["node"], _one(row, VLLM)) for row in rows if row["role"] == "worker"]
+    ended = next(((name, rank) for name, rank in ranks if rank and not rank["running"]), None)
+    if container and ended:  # vLLM's own /health does not notice: it answers 200 until the next request fails
+        return "failed", f"the server's rank on {ended[0]}, container {VLLM}, {ended[1]['exit']}"
     if container and not head["server"]:
         return "unknown", f"the server on {head['node']} could not be asked"
     if container:
         return _running(server, wrong)
+    left = [name for name, rank in ranks if rank and rank["running"]]
+    if left:
+        return "failed", f"the head has no container {VLLM}; its ranks on {', '.join(left)} wait for it"
     holders = [o for o in head["others"] if o["on_port"]] or head["others"]
     if holders:
         names = ", ".join(f"{o['kind'].replace('_', ' ')} {o['name']}" for o in holders)

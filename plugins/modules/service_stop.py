@@ -142,49 +142,17 @@ problem:
   type: dict
 """
 
-import json
-import os
 import re
-import tempfile
 import time
 import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.dgxspark.serving.plugins.module_utils import _containers, _diagnosis, _tenants
+from ansible_collections.dgxspark.serving.plugins.module_utils import _containers, _diagnosis, _record, _tenants
 from ansible_collections.dgxspark.serving.plugins.module_utils._containers import Docker, DockerError
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
+from ansible_collections.dgxspark.serving.plugins.module_utils._record import read_text
 from ansible_collections.dgxspark.serving.plugins.module_utils._wait import Run, bounded, clock, timed_out
-
-
-def read_text(path: str) -> str:
-    """The text of a file, "" when it cannot be read (a process that ended meanwhile)."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as stream:
-            return stream.read()
-    except OSError:
-        return ""
-
-
-def write_atomic(path: str, text: str) -> None:
-    """All or nothing, on disk before it returns; directory 0700, file 0600."""
-    folder = os.path.dirname(path) or "."
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=".stopped.", dir=folder)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-    folder_handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(folder_handle)
-    finally:
-        os.close(folder_handle)
 
 
 class Node:
@@ -272,44 +240,32 @@ class Node:
         return int(found.group(1)) * 1024 if found else 0
 
 
+def stage_of(params: dict[str, t.Any]) -> str:
+    return "stop" if params["state"] == "stopped" else "restore"
+
+
 class Service:
     def __init__(self, params: dict[str, t.Any], node: Node, check_mode: bool, result: dict[str, t.Any]) -> None:
         self.p = params
         self.node = node
         self.check_mode = check_mode
         self.result = result
-        self.record = self.load()
+        self.stage = stage_of(params)
+        self.record = _record.load(params["record"], params["node"], self.stage, node.read)
         result["record"] = self.record
 
     # -- the record
 
-    def load(self) -> dict[str, t.Any] | None:
-        text = self.node.read(self.p["record"])
-        if not text:
-            return None
-        try:
-            record = json.loads(text)
-            if not isinstance(record.get("stopped"), list):
-                raise ValueError("no list of what was stopped")
-        except (ValueError, AttributeError) as exc:
-            raise self.problem(
-                "record-unreadable",
-                f"{self.p['record']}: {exc}",
-                "a record of this collection",
-                "move the file away; what it named must be started by hand",
-            ) from exc
-        return dict(record)
-
     def save(self, record: dict[str, t.Any]) -> None:
         self.record = self.result["record"] = record
         if not self.check_mode:
-            write_atomic(self.p["record"], json.dumps(record, indent=1, sort_keys=True) + "\n")
+            _record.save(self.p["record"], record)
 
     def problem(self, ident: str, found: str, expected: str, remedy: str, **details: t.Any) -> Problem:
         return Problem(
             ident,
             node=self.p["node"],
-            stage="stop" if self.p["state"] == "stopped" else "restore",
+            stage=self.stage,
             found=found,
             expected=expected,
             remedy=remedy,
@@ -424,7 +380,7 @@ class Service:
         items = list(reversed((record or {}).get("stopped", [])))
         self.result["restored"] = items
         self.result["diff"] = _diff(items, "stopped", "running")
-        if record is None:
+        if record is None or not items:
             return
         self.result["changed"] = True
         problems = []
@@ -449,8 +405,13 @@ class Service:
                 raise self.problem(
                     first.id, first.found + (f"; also {others}" if others else ""), first.expected, first.remedy, **first.details
                 )
-            os.unlink(self.p["record"])
-        self.record = self.result["record"] = None
+        self.save({**record, "stopped": []})
+        self._nothing_left()
+
+    def _nothing_left(self) -> None:
+        """The record as it is: gone, unless our own previous version is still in it (serving_previous)."""
+        if not (self.record or {}).get("own"):
+            self.record = self.result["record"] = None
 
     def _start_one(self, item: dict[str, t.Any]) -> None:
         if item["kind"] == "unit":
@@ -503,15 +464,16 @@ class Service:
     # -- forgotten
 
     def forget(self) -> None:
-        if self.record is None:
+        if self.record is None or not self.record["stopped"]:
             return
         last = re.sub(r"(\.json)?$", r".last.json", self.p["record"], count=1)
         self.result["changed"] = True
         self.result["actions"].append(f"keep the record of what was stopped as {last}")
         self.result["diff"] = {"before": f"{self.p['record']}\n", "after": f"{last}\n"}
         if not self.check_mode:
-            os.replace(self.p["record"], last)
-        self.record = self.result["record"] = None
+            _record.save(last, {key: value for key, value in self.record.items() if key != "own"})
+        self.save({**self.record, "stopped": []})
+        self._nothing_left()
 
 
 def _diff(items: t.Sequence[t.Mapping[str, t.Any]], before: str, after: str) -> dict[str, str]:
@@ -546,38 +508,25 @@ def main() -> None:
         "record": None,
         "memory": {"before": memory, "after": memory},
     }
+
+    def fail(problem: Problem) -> t.NoReturn:
+        result["elapsed"] = round(time.monotonic() - started, 2)
+        module.fail_json(msg=problem.msg, problem=problem.as_dict(), **result)
+
     try:
         service = Service(module.params, node, module.check_mode, result)
         {"stopped": service.stop, "restored": service.restore, "forgotten": service.forget}[module.params["state"]]()
-    except (Problem, DockerError, OSError) as exc:
-        problem = exc if isinstance(exc, Problem) else _other(exc, module.params)
-        result["elapsed"] = round(time.monotonic() - started, 2)
-        module.fail_json(msg=problem.msg, problem=problem.as_dict(), **result)
+    except Problem as exc:
+        fail(exc)
+    except DockerError as exc:
+        fail(_record.no_docker(exc, module.params["node"], stage_of(module.params)))
+    except OSError as exc:
+        fail(_record.unwritable(exc, module.params["record"], module.params["node"], stage_of(module.params)))
     result["memory"]["after"] = node.memory()
     result["elapsed"] = round(time.monotonic() - started, 2)
     for warning in result["warnings_list"]:
         module.warn(warning)
     module.exit_json(**result)
-
-
-def _other(exc: Exception, params: dict[str, t.Any]) -> Problem:
-    if isinstance(exc, DockerError):
-        return Problem(
-            "DOC-02",
-            node=params["node"],
-            stage="stop",
-            found=f"docker: {exc}",
-            expected="an answer of docker",
-            remedy="see systemctl status docker",
-        )
-    return Problem(
-        "record-unwritable",
-        node=params["node"],
-        stage="stop",
-        found=str(exc),
-        expected=f"{params['record']} to be writable",
-        remedy="run as root (become)",
-    )
 
 
 if __name__ == "__main__":
