@@ -10,7 +10,7 @@ import typing as t
 import yaml
 from ansible.plugins.action import ActionBase
 
-from ansible_collections.dgxspark.serving.plugins.module_utils import _plan
+from ansible_collections.dgxspark.serving.plugins.module_utils import _boot_files, _plan
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 
 
@@ -32,6 +32,9 @@ class ActionModule(ActionBase):
             if arguments.get("check", True):
                 self._refuse(settings, members, name)
             plan = _plan.serving_plan(settings, members, arguments.get("image_fingerprint") or "", arguments.get("revision") or "")
+            texts = _boot_files.sources()
+            for member in members:
+                plan["nodes"][member["name"]]["boot"] = _boot_files.boot_plan(settings, plan, member["name"], member["node"], texts)
             if arguments.get("warn") and plan["head"] == name:
                 result["warnings"] = _plan.fabric_warnings(members)
             if arguments.get("show"):

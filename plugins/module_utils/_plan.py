@@ -560,6 +560,7 @@ RESULTS = (
     "stop_service_result",
     "ray_cluster_planned",
     "vllm_server_planned",
+    "boot_active",
 )
 
 

@@ -51,7 +51,16 @@ def value_problems(settings: dict[str, t.Any]) -> list[Problem]:
     for name in ("api_port", "ray_port", "mp_port"):
         if not 1024 <= settings[name] <= 65535:
             refuse(name, "a port from 1024 to 65535")
-    for name in ("tensor_parallel", "pipeline_parallel", "gpus_per_node", "ray_num_cpus", "ready_timeout", "ray_timeout", "stop_timeout"):
+    for name in (
+        "tensor_parallel",
+        "pipeline_parallel",
+        "gpus_per_node",
+        "ray_num_cpus",
+        "ready_timeout",
+        "ray_timeout",
+        "stop_timeout",
+        "boot_wait",
+    ):
         if settings[name] < 1:
             refuse(name, "1 or more")
     if not 0.05 <= settings["gpu_memory_utilization"] <= 0.90:

@@ -219,6 +219,11 @@ node:
       description: State of each of O(units), such as V(active), V(inactive), V(failed), V(not-found) or V(unknown).
       type: dict
       returned: always
+    boot:
+      description:
+        - The unit for the boot (see M(dgxspark.serving.boot_unit)), as C(files), a digest of its files, C(enabled) and C(state).
+      type: dict
+      returned: always
     snapshot:
       description: State of the snapshot of O(model); V(null) without O(model) or when the cache does not exist.
       type: dict
@@ -241,6 +246,7 @@ import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ansible_collections.dgxspark.serving.plugins.module_utils._boot_files import UNIT_NAME, state_of
 from ansible_collections.dgxspark.serving.plugins.module_utils._node import Host, collect
 from ansible_collections.dgxspark.serving.plugins.module_utils._snapshot import local_state, model_config
 
@@ -413,7 +419,8 @@ def main() -> None:
         "effective_user": host.effective_user,
         "snapshot": None,
     }
-    node.update(collect(host, image=params["image"], paths=params["paths"], units=params["units"]))
+    node.update(collect(host, image=params["image"], paths=params["paths"], units=[*params["units"], UNIT_NAME]))
+    node["boot"] = state_of(read_file, os.path.islink, node["unit_states"].pop(UNIT_NAME, "unknown"))
     model = params["model"]
     if model:
         node["snapshot"] = local_state(model["cache_dir"], model["repo_id"], model["revision"])

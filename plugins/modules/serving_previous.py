@@ -36,9 +36,9 @@ options:
   state:
     description:
       - V(kept) makes room for new O(containers). The present ones are set aside with O(keep=true), else removed.
-      - V(restored) removes what runs under our names and is not the version that is written down, and gives that its names back. It does not
-        start it, because the order over the nodes matters.
-      - V(started) starts O(containers).
+      - V(restored) removes what runs under our names and is not the version that is written down, and looks whether that is still there. It does
+        not start it, because the order over the nodes matters.
+      - V(started) gives O(containers) that were set aside their names back, and starts them.
       - V(removed) removes O(containers), with the volume of their cluster.
       - V(forgotten) removes what was set aside, with its volume, because the new version is proven (or the old one serves again).
     type: str
@@ -85,7 +85,7 @@ EXAMPLES = r"""
     ask: true
     containers: [spark-vllm]
 
-- name: Give the previous version its names back
+- name: Make room for the previous version
   dgxspark.serving.serving_previous:
     state: restored
 
@@ -259,8 +259,6 @@ class Previous:
                 intact = intact and here["running"] and here["started_at"] == entry["started_at"]
             elif aside and aside["id"] == entry["id"]:
                 intact = False
-                if self.act(f"give container {name} its name back"):
-                    self.must(self.docker.rename(name + SUFFIX, name), f"rename container {name}{SUFFIX}", "restore-failed")
             else:
                 missing.append(name)
         self.result["intact"] = intact
@@ -278,7 +276,9 @@ class Previous:
 
     def start(self) -> None:
         for name in self.p["containers"]:
-            container = self.ours(name)
+            aside, container = self.ours(name + SUFFIX), self.ours(name)
+            back = container is None and aside is not None
+            container = container or aside
             if container is None:
                 raise Problem(
                     "restore-failed",
@@ -291,7 +291,10 @@ class Previous:
             if container["running"] and not self.p["restart"]:
                 continue
             if self.act(f"start container {name}"):
-                if container["running"]:
+                # The name last, so that whoever watches our containers never sees one that is down.
+                if back:
+                    self.must(self.docker.rename(name + SUFFIX, name), f"rename container {name}{SUFFIX}", "restore-failed")
+                elif container["running"]:
                     self.must(self.docker.stop(name, self.p["timeout"]), f"stop container {name}")
                 self.must(self.docker.start(name), f"start container {name}", "restore-failed")
 

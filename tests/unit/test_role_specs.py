@@ -14,7 +14,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 ROLES = sorted(path.name for path in (ROOT / "roles").glob("*") if path.is_dir() and any(path.rglob("*.yml")))
 SITE = ROOT / "playbooks" / "site.yml"
-STAGES = ["preflight", "model_download", "image_sync", "model_sync", "stop_service", "ray_cluster", "vllm_server", "verify"]
+STAGES = ["preflight", "model_download", "image_sync", "model_sync", "stop_service", "ray_cluster", "vllm_server", "verify", "boot"]
 
 # argument_specs type: what YAML makes of a literal of that type
 TYPES: dict[str, tuple[type, ...]] = {

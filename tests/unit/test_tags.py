@@ -21,7 +21,7 @@ INVENTORY = ROOT / "inventory" / "sparks"
 # `site.yml` comes with the roles: a checkout that has roles and no site.yml is broken, not unfinished.
 UNFINISHED = not SITE.exists() and not any((ROOT / "roles").glob("*/tasks/main.yml"))
 
-ORDER = ["preflight", "model_download", "image_sync", "model_sync", "stop_service", "ray_cluster", "vllm_server", "verify"]
+ORDER = ["preflight", "model_download", "image_sync", "model_sync", "stop_service", "ray_cluster", "vllm_server", "verify", "boot"]
 # In every run. (The way back when a stage fails is in a rescue: --list-tasks does not show it.)
 ALWAYS = {"preflight"}
 # tag: roles that it runs besides that one
@@ -31,8 +31,9 @@ EXPECTED: dict[str, set[str]] = {
     "sync": {"image_sync", "model_sync"},
     "image": {"image_sync"},
     "stop": {"stop_service"},
-    "ray": {"ray_cluster"},
-    "vllm": {"vllm_server"},
+    "boot": {"boot"},
+    "ray": {"boot", "ray_cluster"},
+    "vllm": {"boot", "vllm_server"},
     "verify": {"verify"},
 }
 

@@ -39,6 +39,7 @@ def settings(**more: t.Any) -> dict[str, t.Any]:
         served_model_name=MODEL,
         fabric_subnet="192.168.200.0/24",
         fabric_address=ADDRESSES["spark-1"],
+        api_local_url="http://127.0.0.1:30000",
     )
     unknown = set(more) - set(values)
     assert not unknown, f"no such input: {unknown}"

@@ -101,7 +101,7 @@ def test_keys(daemon, run_module):
     node = run_module(docker_socket=daemon[0])
     documented = {
         "name", "hostname", "machine", "kernel", "os", "dgx", "python", "python_requests", "user", "effective_user", "time", "memory", "limits", "gpu",
-        "docker", "image", "containers", "disks", "listeners", "listeners_error", "rdma_devices", "infiniband_dev", "unit_states", "snapshot",
+        "docker", "image", "containers", "disks", "listeners", "listeners_error", "rdma_devices", "infiniband_dev", "unit_states", "snapshot", "boot",
     }  # fmt: skip
     assert set(node) == documented
     assert node["memory"]["total"] > 0 and node["time"] > 1e9

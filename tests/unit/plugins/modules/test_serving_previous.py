@@ -152,11 +152,14 @@ def test_an_upgrade_that_fails_gives_the_previous_version_back(previous):
     machine = Machine("spark-vllm", "spark-ray")
     upgrade(previous, machine)
     result = previous(machine, "restored")
-    assert machine.states == {"spark-ray": "stopped", "spark-vllm": "stopped"} and machine.volumes == {"spark-tmp-a"}
-    assert machine.containers["spark-ray"]["id"] == result["own"]["spark-ray"]["id"] and result["intact"] is False
+    assert machine.states == {"spark-ray-previous": "stopped", "spark-vllm-previous": "stopped"} and machine.volumes == {"spark-tmp-a"}
+    assert result["intact"] is False
     for name in ("spark-ray", "spark-vllm"):
+        machine.calls.clear()
         previous(machine, "started", containers=[name], restart=True)
+        assert machine.calls == [f"rename {name}-previous {name}", f"start {name}"]
     assert machine.states == {"spark-ray": "runs", "spark-vllm": "runs"}
+    assert machine.containers["spark-ray"]["id"] == result["own"]["spark-ray"]["id"]
     again = previous(machine, "restored")
     assert not again["changed"] and machine.states == {"spark-ray": "runs", "spark-vllm": "runs"}
     assert previous(machine, "forgotten")["changed"] and not previous.record.exists()
@@ -167,7 +170,7 @@ def test_ray_that_stays_under_another_server_is_a_part_of_the_previous_version(p
     result = upgrade(previous, machine, containers=["spark-vllm"])
     assert set(result["own"]) == {"spark-vllm", "spark-ray"}
     previous(machine, "restored")
-    assert machine.states == {"spark-ray": "runs", "spark-vllm": "stopped"}
+    assert machine.states == {"spark-ray": "runs", "spark-vllm-previous": "stopped"}
     machine.calls.clear()
     previous(machine, "started", containers=["spark-ray"], restart=True)
     assert machine.calls == ["stop -t 60 spark-ray", "start spark-ray"]
@@ -200,7 +203,7 @@ def test_a_version_that_was_never_proven_does_not_take_the_place_of_the_one_befo
     result = upgrade(previous, machine)
     assert result["own"] == first and set(machine.containers) == {"spark-vllm", "spark-ray", "spark-vllm-previous", "spark-ray-previous"}
     previous(machine, "restored")
-    assert {name: c["id"] for name, c in machine.containers.items()} == {name: entry["id"] for name, entry in first.items()}
+    assert {name: c["id"] for name, c in machine.containers.items()} == {f"{name}-previous": entry["id"] for name, entry in first.items()}
 
 
 def test_a_previous_version_that_somebody_removed(previous):
@@ -209,7 +212,7 @@ def test_a_previous_version_that_somebody_removed(previous):
     del machine.containers["spark-vllm-previous"]
     result = previous(machine, "restored")
     assert result["problem"]["id"] == "restore-failed" and "the previous version's container spark-vllm is gone" in result["msg"]
-    assert machine.states == {"spark-ray": "stopped"}
+    assert machine.states == {"spark-ray-previous": "stopped"}
 
 
 def test_what_is_not_ours_is_left_alone(previous):

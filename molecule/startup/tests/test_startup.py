@@ -1,0 +1,92 @@
+# Copyright (c) 2026 dgxspark.serving contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What is served after nodes lost power: the same again, or nothing and the reason. In this order."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+import typing as t
+
+import spark
+
+UNIT = "dgxspark-serving"
+
+
+def power(verb: str, *nodes: str) -> None:
+    """``restart``, ``stop`` or ``start`` of nodes, all at the same time and without a word to what runs on them."""
+    arguments = ["-t", "0"] if verb != "start" else []
+    subprocess.run(
+        ["docker", verb, *arguments, *(f"{spark.NAME}-{node}" for node in nodes)], check=True, timeout=120, stdin=subprocess.DEVNULL
+    )
+
+
+def status(node: str) -> str:
+    """The line that ``systemctl status`` shows."""
+    return spark.on(node, "systemctl", "show", "-P", "StatusText", UNIT, check=False).strip()
+
+
+def until(look: t.Callable[[], bool], seconds: float = 300) -> None:
+    end = time.monotonic() + seconds
+    while not look():
+        if time.monotonic() > end:
+            told = {node: spark.on(node, "journalctl", "-b", "-u", UNIT, "--no-pager", "-o", "cat", check=False) for node in spark.NODES}
+            raise AssertionError(f"not within {seconds:.0f} s; the units said {told}")
+        time.sleep(1)
+
+
+def made() -> dict[str, list[str]]:
+    """The ids of our containers: after a boot they are started, not made anew."""
+    return {node: sorted(c["Id"] for c in spark.inspect(node, *spark.OURS)) for node in spark.NODES}
+
+
+def serves() -> bool:
+    return status(spark.HEAD) == "serves" and status(spark.WORKER) == "is part of the gang"
+
+
+def test_a_worker_that_lost_power() -> None:
+    until(serves, 60)
+    before = made()
+    power("restart", spark.WORKER)
+    until(lambda: not serves(), 120)
+    until(serves)
+    spark.answers()
+    assert spark.ray_nodes() == [[address, 1.0] for address in spark.NODES.values()]
+    assert made() == before
+
+
+def test_both_lost_power_and_the_playbook_has_nothing_to_do_afterwards() -> None:
+    before = made()
+    power("restart", *spark.NODES)
+    until(serves)
+    spark.answers()
+    assert made() == before
+    run = spark.site(spark_boot_wait=90)
+    assert (run.rc, run.changed) == (0, 0)
+
+
+def test_a_head_alone_stays_down_and_says_why() -> None:
+    power("stop", spark.WORKER)
+    power("restart", spark.HEAD)
+    until(lambda: spark.on(spark.HEAD, "systemctl", "is-active", UNIT, check=False).strip() == "failed")
+    told = spark.on(spark.HEAD, "systemctl", "status", "--no-pager", UNIT, check=False)
+    assert f"down: the gang is not complete: {spark.NODES[spark.WORKER]} is not in the cluster" in told
+    assert [c["State"]["Running"] for c in spark.inspect(spark.HEAD, "spark-vllm")] == [False]
+
+
+def test_the_playbook_brings_it_back_and_the_unit_with_it() -> None:
+    power("start", spark.WORKER)
+    until(lambda: spark.on(spark.WORKER, "systemctl", "is-active", "docker", "ssh", check=False).split() == ["active"] * 2, 60)
+    assert spark.site(new_connections=True).rc == 0
+    spark.answers()
+    assert spark.on(spark.HEAD, "systemctl", "is-active", UNIT).strip() == "active"
+
+
+def test_off_by_a_variable() -> None:
+    run = spark.site("--tags", "boot", spark_boot=False)
+    assert run.rc == 0 and run.changed == 2
+    for node in spark.NODES:
+        assert spark.on(node, "systemctl", "is-active", UNIT, check=False).strip() == "inactive"
+        assert spark.shell(node, f"ls /etc/systemd/system | grep {UNIT}; ls /usr/local/lib", check=False).split() == ["python3.13"]
+    assert spark.site("--tags", "boot", spark_boot=False).changed == 0
+    spark.answers()

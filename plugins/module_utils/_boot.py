@@ -1,0 +1,352 @@
+# Copyright (c) 2026 dgxspark.serving contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The gang after a boot: what the systemd unit of a node does, and the files that it needs.
+
+PRIVATE to the collection. The module boot_unit puts this file and the few it needs on the node (see _boot_files); there C(main) is what the unit
+runs, with the node's own Python and nothing installed. Everything it asks (Docker, HTTP, the clock) comes through C(Node).
+
+What it keeps to: containers are started as they were made, never made anew; a start is tried a few times and never for ever; a server that
+ended by itself while its whole gang was there stays down (starting it again could end in the same way and leak unified memory each time).
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import typing as t
+import urllib.parse
+
+from ansible_collections.dgxspark.serving.plugins.module_utils import _diagnosis, _ray
+from ansible_collections.dgxspark.serving.plugins.module_utils._boot_files import UNIT_NAME
+from ansible_collections.dgxspark.serving.plugins.module_utils._containers import Docker, DockerError, exit_text
+from ansible_collections.dgxspark.serving.plugins.module_utils._wait import bounded
+
+RAY, VLLM = "spark-ray", "spark-vllm"
+DEFINITION = "dgxspark.serving.definition"
+
+# Seconds and numbers of tries.
+LOOK = 5.0
+SECOND_LOOK = 3.0
+SAME_LOOKS = 14  # 70 s: Ray declares a silent node dead well within a minute
+ATTEMPTS = 3
+GOOD = 3600.0  # after so long of service an earlier failure does not count any more
+
+
+class Down(Exception):
+    """The service stays down; the text is the reason."""
+
+
+# --- what is asked ---------------------------------------------------------------------------------------------------------------
+
+
+class Node:
+    """This machine: Docker, sockets, HTTP, the clock, and systemd that is told how far it is."""
+
+    def __init__(self) -> None:
+        self.docker = Docker(bounded(run_command))
+
+    now = staticmethod(time.monotonic)
+    sleep = staticmethod(time.sleep)
+
+    def tell(self, text: str) -> None:
+        """One line for ``systemctl status`` and the journal."""
+        print(text, flush=True)
+        notify(f"STATUS={text}")
+
+    def has_address(self, address: str) -> bool:
+        with socket.socket() as probe:
+            try:
+                probe.bind((address, 0))
+            except OSError:
+                return False
+        return True
+
+    def listens(self, address: str, port: int) -> bool:
+        try:
+            socket.create_connection((address, port), timeout=3).close()
+        except OSError:
+            return False
+        return True
+
+    def table(self, container: str, address: str) -> dict[str, t.Any]:
+        """Ray's node table (see _ray)."""
+        argv = ["docker", "exec", "-i", container, "python3", "-", address, "20"]
+        return _ray.parse(*self.docker.run(argv, timeout=25, data=_ray.PROGRAM))
+
+    def empty_tmp(self, container: str) -> None:
+        """What an ended Ray left in its /tmp: sockets of processes that are no more, and the address of a cluster that is gone."""
+        rc, out, err = self.docker.run(
+            [
+                "docker",
+                "container",
+                "inspect",
+                "--format",
+                '{{range .Mounts}}{{if eq .Destination "/tmp"}}{{.Source}}{{end}}{{end}}',
+                container,
+            ],
+            timeout=30,
+        )
+        folder = out.strip()
+        if rc or not os.path.isabs(folder) or "/volumes/" not in folder:
+            raise Down(f"the /tmp of {container} is not a volume ({folder or err.strip()})")
+        for name in os.listdir(folder):
+            path = os.path.join(folder, name)
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                os.unlink(path)
+
+    def answers(self, url: str, model: str) -> bool:
+        """Whether the server produces a token now."""
+        body = json.dumps({"model": model, "prompt": "hello", "max_tokens": 4, "temperature": 0})
+        # 401: a key protects it, and this program has none. 400 and 404: a model without plain completions.
+        return self._http(url, "/health") == 200 and self._http(url, "/v1/completions", body) in (200, 400, 401, 404)
+
+    @staticmethod
+    def _http(url: str, path: str, body: str | None = None) -> int:
+        """The status of one request to this node, without proxies; 0 without an answer."""
+        target = urllib.parse.urlsplit(url)
+        connection = http.client.HTTPConnection(target.hostname or "", target.port, timeout=300 if body else 10)
+        try:
+            connection.request("POST" if body else "GET", path, body, {"Content-Type": "application/json"} if body else {})
+            return connection.getresponse().status
+        except (OSError, http.client.HTTPException):
+            return 0
+        finally:
+            connection.close()
+
+
+def run_command(argv: t.Sequence[str], data: str | None = None, binary_data: bool = True) -> tuple[int, str, str]:
+    """As AnsibleModule.run_command."""
+    del binary_data
+    try:
+        done = subprocess.run(list(argv), input=data, capture_output=True, text=True, errors="replace", check=False)
+    except FileNotFoundError:
+        return 127, "", f"{argv[0]}: command not found"
+    return done.returncode, done.stdout, done.stderr
+
+
+def notify(text: str) -> None:
+    """sd_notify(3) without a library."""
+    target = os.environ.get("NOTIFY_SOCKET", "")
+    if not target:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect("\0" + target[1:] if target.startswith("@") else target)
+            sock.sendall(text.encode())
+        except OSError:
+            pass
+
+
+# --- the gang --------------------------------------------------------------------------------------------------------------------
+
+
+class Gang:
+    """One node's part in bringing the gang up and watching it."""
+
+    def __init__(self, gang: t.Mapping[str, t.Any], node: t.Any) -> None:
+        self.gang = gang
+        self.node = node
+        self.own = [name for name in (RAY, VLLM) if name in gang["containers"]]
+        self.starts: dict[str, int] = {}
+        self.members: frozenset[tuple[str, str]] = frozenset()
+
+    def run(self) -> int:
+        """Until the service stays down for a reason (then 1)."""
+        try:
+            self.until(self.docker_answers, 300, lambda: "Docker does not answer")
+            self.until(
+                lambda: self.node.has_address(self.gang["address"]), self.gang["wait"], lambda: f"no interface has {self.gang['address']}"
+            )
+            while True:
+                self.bring_up()
+                self.watch()
+        except Down as reason:
+            self.node.tell(f"down: {reason}")
+            return 1
+
+    # -- looking
+
+    def docker_answers(self) -> bool:
+        try:
+            self.node.docker.inspect(self.own)
+        except DockerError:
+            return False
+        return True
+
+    def containers(self) -> dict[str, dict[str, t.Any]]:
+        """Our containers that are there, made as this gang says. One of another making is not ours to start."""
+        found = self.node.docker.inspect(self.own)
+        return {n: c for n, c in found.items() if c["labels"].get(DEFINITION) == self.gang["containers"][n]}
+
+    def ended(self, name: str, container: t.Mapping[str, t.Any]) -> str:
+        """Why a container is not running, with the cause that its log tells."""
+        cause = _diagnosis.best(_diagnosis.scan(self.node.docker.log_text(name, tail=400, timestamps=False).splitlines()))
+        why = f": {_diagnosis.sentence(cause)}. Remedy: {cause['remedy']}" if cause else ""
+        return f"{name} {exit_text(container)}{why}"
+
+    def still_there(self, name: str) -> None:
+        found = self.node.docker.inspect([name]).get(name)
+        if found is not None and not found["running"]:
+            raise Down(self.ended(name, found))
+
+    def table(self) -> dict[str, t.Any]:
+        return dict(self.node.table(RAY, f"{self.gang['head_address']}:{self.gang['ray_port']}"))
+
+    # -- waiting
+
+    def until(self, done: t.Callable[[], bool], limit: float, what: t.Callable[[], str]) -> None:
+        """Wait until ``done``; Down after ``limit`` seconds. ``what`` says what is missing."""
+        begin = self.node.now()
+        told = -1e9
+        while not done():
+            waited = self.node.now() - begin
+            if waited >= limit:
+                raise Down(f"{what()}, for {waited:.0f} s")
+            if waited - told >= 30:
+                self.node.tell(f"waits: {what()} ({waited:.0f} of {limit:.0f} s)")
+                told = waited
+            self.node.sleep(2.0)
+
+    def stand_by(self) -> dict[str, dict[str, t.Any]]:
+        """Our containers, all of them. Without them (taken away by a playbook, never launched) it waits: that is no failure."""
+        told = ""
+        while True:
+            found = self.containers()
+            missing = ", ".join(name for name in self.own if name not in found)
+            if not missing:
+                return found
+            if told != missing:
+                self.node.tell(f"stands by: no {missing} of this definition on this node")
+                told = missing
+            self.node.sleep(LOOK)
+
+    # -- starting
+
+    def start(self, name: str) -> None:
+        count = self.starts[name] = self.starts.get(name, 0) + 1
+        if count > ATTEMPTS:
+            raise Down(f"{name} was started {ATTEMPTS} times; see journalctl -u {UNIT_NAME} and docker logs {name}")
+        self.node.tell(f"starts {name} ({count} of {ATTEMPTS})")
+        rc, dummy, err = self.node.docker.start(name)
+        if rc:
+            raise Down(f"docker start {name}: {err.strip()}")
+
+    def bring_up(self) -> None:
+        found = self.stand_by()
+        if RAY in self.own:
+            self.bring_up_ray(found[RAY])
+        if VLLM in self.own:
+            self.bring_up_server(self.stand_by()[VLLM])
+        self.node.tell("serves" if self.gang["head"] else "is part of the gang")
+
+    def bring_up_ray(self, ray: t.Mapping[str, t.Any]) -> None:
+        head, port = self.gang["head_address"], self.gang["ray_port"]
+        if not self.gang["head"]:
+            self.until(lambda: self.node.listens(head, port), self.gang["wait"], lambda: f"no answer of the head's Ray at {head}:{port}")
+        if not ray["running"]:
+            self.node.empty_tmp(RAY)
+            self.start(RAY)
+        if not self.gang["head"]:
+            self.node.sleep(SECOND_LOOK)
+            self.still_there(RAY)
+            return
+        missing = ["Ray does not answer yet"]
+
+        def complete() -> bool:
+            self.still_there(RAY)
+            table = self.table()
+            server = self.node.docker.inspect([VLLM]).get(VLLM)
+            idle = server is None or not server["running"]
+            plan = {"nodes": self.gang["addresses"], "gpus_per_node": self.gang["gpus_per_node"], "require_idle": idle}
+            state = _ray.cluster_state(table, plan)
+            missing[:] = state["reasons"] or missing
+            self.members = members_of(table)
+            return bool(state["ready"])
+
+        self.until(complete, self.gang["wait"], lambda: "the gang is not complete: " + "; ".join(missing))
+
+    def bring_up_server(self, server: t.Mapping[str, t.Any]) -> None:
+        if not server["running"]:
+            self.start(VLLM)
+        if not self.gang["head"]:  # a headless rank has no port to ask
+            return
+
+        def answers() -> bool:
+            self.still_there(VLLM)
+            return bool(self.node.answers(self.gang["url"], self.gang["served_model"]))
+
+        try:
+            self.until(answers, self.gang["ready_timeout"], lambda: f"{VLLM} gives no answer")
+        except Down:
+            if self.node.docker.inspect([VLLM]).get(VLLM, {}).get("running"):
+                self.node.docker.stop(VLLM, 60)  # what hangs must not keep the memory
+            raise
+
+    # -- watching
+
+    def watch(self) -> None:
+        """Returns when the gang has to be brought up again; Down when the service stays down."""
+        began = self.node.now()
+        while True:
+            self.node.sleep(LOOK)
+            lost = self.lost()
+            if lost:  # while a playbook replaces containers, one is seen ended before it is gone: look again
+                self.node.sleep(SECOND_LOOK)
+                lost = self.lost()
+            if self.node.now() - began >= GOOD:
+                self.starts.clear()
+            if not lost:
+                if len(self.containers()) < len(self.own):
+                    return  # a playbook took them away or made others: stand by
+                continue
+            if RAY in lost and self.gang["head"]:
+                raise Down(self.ended(RAY, lost[RAY]))
+            if RAY in lost:
+                self.node.tell(f"{RAY} {exit_text(lost[RAY])}: joins again when the head's Ray answers")
+                return
+            reason = self.ended(VLLM, lost[VLLM])
+            if self.gang["executor"] != "ray" or self.same_gang():
+                raise Down(f"{reason}. It is not started again by itself: playbooks/restart.yml does")
+            self.node.tell(f"{VLLM} ended when a node left: waits for its return ({reason})")
+            return
+
+    def lost(self) -> dict[str, dict[str, t.Any]]:
+        return {name: c for name, c in self.containers().items() if not c["running"]}
+
+    def same_gang(self) -> bool:
+        """Whether the very same Ray nodes are alive as when the server was started, also a while later: Ray takes its time to miss one."""
+        for dummy in range(SAME_LOOKS):
+            if members_of(self.table()) != self.members:
+                return False
+            self.node.sleep(LOOK)
+        return True
+
+
+def members_of(table: t.Mapping[str, t.Any]) -> frozenset[tuple[str, str]]:
+    """(address, Ray's id) of the nodes alive: another id is another start of that node."""
+    return frozenset((str(n.get("address")), str(n.get("id"))) for n in table.get("nodes") or [] if n.get("alive"))
+
+
+def main(path: str) -> int:
+    """What the unit runs."""
+    notify("READY=1")  # started; how far it is stands in the status
+    try:
+        with open(path, encoding="utf-8") as handle:
+            gang = json.load(handle)
+    except (OSError, ValueError) as exc:
+        print(f"down: {path}: {exc}", file=sys.stderr)
+        return 1
+    try:
+        return Gang(gang, Node()).run()
+    except DockerError as exc:
+        print(f"down: {exc}", file=sys.stderr)
+        notify(f"STATUS=down: {exc}")
+        return 1

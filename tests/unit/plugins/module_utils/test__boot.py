@@ -1,0 +1,270 @@
+# Copyright (c) 2026 dgxspark.serving contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the unit of a node does after a boot, on a machine that is played."""
+
+from __future__ import annotations
+
+import pytest
+
+from ansible_collections.dgxspark.serving.plugins.module_utils import _boot
+
+HEAD, WORKER = "192.168.200.12", "192.168.200.13"
+
+
+class Over(Exception):
+    """The test has seen enough: the program would go on for ever."""
+
+
+def gang(head=True, executor="ray", **more):
+    address = HEAD if head else WORKER
+    containers = {"spark-ray": "ray-1", "spark-vllm": "vllm-1"} if head else {"spark-ray": "ray-1"}
+    if executor == "mp":
+        containers = {"spark-vllm": "vllm-1"}
+    return {
+        "node": "spark-1" if head else "spark-2",
+        "head": head,
+        "address": address,
+        "head_address": HEAD,
+        "addresses": [HEAD, WORKER],
+        "gpus_per_node": 1,
+        "executor": executor,
+        "ray_port": 6379,
+        "url": "http://127.0.0.1:30000",
+        "served_model": "tiny",
+        "containers": containers,
+        "wait": 1800,
+        "ready_timeout": 3600,
+        **more,
+    }
+
+
+class Machine:
+    """A node whose clock runs while it sleeps. ``events`` = {second: what happens then}."""
+
+    def __init__(self, containers, events=None, end=10000.0, **state):
+        self.containers = {
+            name: {"name": name, "running": running, "definition": made, "exit_code": 0} for name, (running, made) in containers.items()
+        }
+        self.events = dict(events or {})
+        self.end = end
+        self.clock = 0.0
+        self.told: list[str] = []
+        self.done: list[str] = []
+        self.log = ""
+        self.state = {
+            "address": True,
+            "docker": True,
+            "listens": True,
+            "answers": True,
+            "nodes": {HEAD: "a", WORKER: "b"},
+            "reserved": False,
+            **state,
+        }
+        self.docker = self
+
+    # the clock
+    def now(self):
+        return self.clock
+
+    def sleep(self, seconds):
+        self.clock += seconds
+        for second in sorted(self.events):
+            if second <= self.clock:
+                self.events.pop(second)(self)
+        if self.clock > self.end:
+            raise Over
+
+    # Docker
+    def inspect(self, names):
+        if not self.state["docker"]:
+            raise _boot.DockerError("no daemon")
+        return {
+            n: {**c, "labels": {_boot.DEFINITION: c["definition"]}, "state": "running" if c["running"] else "exited"}
+            for n, c in self.containers.items()
+            if n in names
+        }
+
+    def start(self, name):
+        self.done.append(f"start {name}")
+        self.containers[name]["running"] = True
+        return 0, "", ""
+
+    def stop(self, name, grace):
+        self.done.append(f"stop {name}")
+        self.containers[name]["running"] = False
+        return 0, "", ""
+
+    def log_text(self, name, **dummy):
+        return self.log
+
+    # the rest
+    def tell(self, text):
+        self.told.append(text)
+
+    def has_address(self, address):
+        return self.state["address"]
+
+    def listens(self, address, port):
+        return self.state["listens"]
+
+    def empty_tmp(self, name):
+        self.done.append(f"empty the /tmp of {name}")
+
+    def answers(self, url, model):
+        return self.state["answers"] and self.containers["spark-vllm"]["running"]
+
+    def table(self, container, address):
+        free = {"GPU": 0.0 if self.state["reserved"] else 1.0}
+        return {
+            "nodes": [
+                {"address": a, "id": i, "alive": True, "resources": {"GPU": 1.0}, "available": free} for a, i in self.state["nodes"].items()
+            ]
+        }
+
+    # events
+    def change(self, **state):
+        self.state.update(state)
+
+    def end_of(self, name, code=1, log=""):
+        self.containers[name].update(running=False, exit_code=code)
+        self.log = log
+
+
+OFF = {"spark-ray": (False, "ray-1"), "spark-vllm": (False, "vllm-1")}
+ON = {"spark-ray": (True, "ray-1"), "spark-vllm": (True, "vllm-1")}
+
+
+def run(machine, **more):
+    try:
+        return _boot.Gang(gang(**more), machine).run()
+    except Over:
+        return "goes on"
+
+
+def test_the_head_waits_for_the_worker_before_it_starts_the_server():
+    machine = Machine(OFF, {200: lambda m: m.change(nodes={HEAD: "a", WORKER: "b"})}, end=300, nodes={HEAD: "a"})
+    assert run(machine) == "goes on" and machine.told[-1] == "serves"
+    assert machine.done == ["empty the /tmp of spark-ray", "start spark-ray", "start spark-vllm"]
+    waits = [text for text in machine.told if text.startswith("waits: the gang is not complete")]
+    assert waits[1].endswith("192.168.200.13 is not in the cluster; the cluster has 1 GPU instead of 2 (30 of 1800 s)")
+    assert machine.told.index(waits[-1]) < machine.told.index("starts spark-vllm (1 of 3)")
+
+
+def test_a_worker_joins_when_the_head_is_there():
+    machine = Machine({"spark-ray": (False, "ray-1")}, {90: lambda m: m.change(listens=True)}, end=200, listens=False)
+    assert run(machine, head=False) == "goes on" and machine.told[-1] == "is part of the gang"
+    assert machine.done == ["empty the /tmp of spark-ray", "start spark-ray"]
+    assert machine.told[0] == "waits: no answer of the head's Ray at 192.168.200.12:6379 (0 of 1800 s)"
+
+
+STAYS_DOWN = {
+    "no worker comes": (
+        Machine(OFF, nodes={HEAD: "a"}),
+        {},
+        "the gang is not complete: 192.168.200.13 is not in the cluster; the cluster has 1 GPU instead of 2, for 1800 s",
+    ),
+    "no head comes": (
+        Machine({"spark-ray": (False, "ray-1")}, listens=False),
+        {"head": False},
+        "no answer of the head's Ray at 192.168.200.12:6379, for 1800 s",
+    ),
+    "no cable": (Machine(OFF, address=False), {"wait": 60}, "no interface has 192.168.200.12, for 60 s"),
+    "Docker is down": (Machine(OFF, docker=False), {}, "Docker does not answer, for 300 s"),
+    "a stranger in Ray": (
+        Machine(OFF, nodes={HEAD: "a", WORKER: "b", "192.168.200.99": "c"}),
+        {"wait": 60},
+        "192.168.200.99 is in the cluster and not in the plan",
+    ),
+    "the GPU is taken": (Machine(OFF, reserved=True), {"wait": 60}, "1 GPU of 192.168.200.12 is reserved"),
+    "the server ends while it loads": (
+        Machine(
+            OFF,
+            {20: lambda m: m.end_of("spark-vllm", 1, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")},
+            answers=False,
+        ),
+        {},
+        "spark-vllm exited with code 1: ",
+    ),
+    "the server hangs": (Machine(OFF, answers=False), {"ready_timeout": 600}, "spark-vllm gives no answer, for 600 s"),
+    "the server ends and its gang is whole": (
+        Machine(ON, {100: lambda m: m.end_of("spark-vllm", 1)}),
+        {},
+        "spark-vllm exited with code 1. It is not started again",
+    ),
+    "Ray of the head ends": (Machine(ON, {100: lambda m: m.end_of("spark-ray", 137)}), {}, "spark-ray exited with code 137"),
+}
+
+
+@pytest.mark.parametrize("name", STAYS_DOWN)
+def test_stays_down_with_the_reason(name):
+    machine, more, reason = STAYS_DOWN[name]
+    assert run(machine, **more) == 1
+    assert machine.told[-1].startswith("down: ") and reason in machine.told[-1]
+    assert machine.done.count("start spark-vllm") <= 1
+    assert (machine.done[-1:] == ["stop spark-vllm"]) == (name == "the server hangs"), "what hangs must not keep the memory"
+
+
+def test_a_worker_that_lost_power_comes_back_and_the_server_is_started_again():
+    def power_cut(machine):
+        machine.end_of("spark-vllm", 1)
+        machine.change(nodes={HEAD: "a"})
+
+    machine = Machine(ON, {100: power_cut, 300: lambda m: m.change(nodes={HEAD: "a", WORKER: "c"})}, end=400)
+    assert run(machine) == "goes on" and machine.told[-1] == "serves"
+    assert machine.done == ["start spark-vllm"], "Ray of the head goes on, only the server is started"
+
+
+def test_ray_that_has_not_missed_the_worker_yet_is_asked_again():
+    machine = Machine(
+        ON,
+        {
+            100: lambda m: m.end_of("spark-vllm"),
+            140: lambda m: m.change(nodes={HEAD: "a"}),
+            300: lambda m: m.change(nodes={HEAD: "a", WORKER: "c"}),
+        },
+        end=400,
+    )
+    assert run(machine) == "goes on" and machine.done == ["start spark-vllm"]
+
+
+def test_a_head_that_lost_power_is_joined_again():
+    machine = Machine({"spark-ray": (True, "ray-1")}, {100: lambda m: m.end_of("spark-ray")}, end=200)
+    assert run(machine, head=False) == "goes on"
+    assert machine.done == ["empty the /tmp of spark-ray", "start spark-ray"]
+
+
+def test_never_a_loop():
+    events = {second: (lambda m: m.end_of("spark-ray")) for second in range(100, 2000, 100)}
+    machine = Machine({"spark-ray": (True, "ray-1")}, events)
+    assert run(machine, head=False) == 1 and machine.done.count("start spark-ray") == 3
+    assert "was started 3 times" in machine.told[-1]
+
+
+@pytest.mark.parametrize(
+    "containers, missing",
+    [({}, "spark-ray, spark-vllm"), ({**OFF, "spark-vllm": (False, "vllm-2")}, "spark-vllm")],
+    ids=["a playbook removed them", "another definition"],
+)
+def test_what_is_not_ours_to_start_is_left_alone(containers, missing):
+    machine = Machine(containers, end=100)
+    assert run(machine) == "goes on" and machine.done == []
+    assert machine.told == [f"stands by: no {missing} of this definition on this node"]
+
+
+def test_containers_that_a_playbook_replaces_are_no_failure():
+    def gone(machine):
+        machine.containers.clear()
+
+    machine = Machine(ON, {100: lambda m: m.end_of("spark-vllm", 143), 102: gone}, end=200)
+    assert run(machine) == "goes on" and machine.done == []
+    assert machine.told[-1].startswith("stands by: ")
+
+
+def test_what_serves_already_is_only_watched():
+    machine = Machine(ON, end=500, reserved=True)
+    assert run(machine) == "goes on" and machine.done == [] and machine.told == ["serves"]
+
+
+def test_mp_starts_its_rank_and_does_not_ask_ray():
+    machine = Machine({"spark-vllm": (False, "vllm-1")}, end=100, nodes={})
+    assert run(machine, executor="mp", head=False) == "goes on" and machine.done == ["start spark-vllm"]
