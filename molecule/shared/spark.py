@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import tempfile
+import threading
 import time
 import typing as t
 import urllib.error
@@ -72,9 +73,14 @@ class Run:
 
 
 def site(
-    *arguments: str, inventory: t.Sequence[Path | str] = (LAB,), timeout: float = 900, new_connections: bool = False, **variables: t.Any
+    *arguments: str,
+    inventory: t.Sequence[Path | str] = (LAB,),
+    timeout: float = 900,
+    new_connections: bool = False,
+    playbook: str = "site.yml",
+    **variables: t.Any,
 ) -> Run:
-    """Runs playbooks/site.yml with these extra variables, as from a person's shell. ``new_connections``: not over those of an earlier run."""
+    """Runs playbooks/site.yml (or another ``playbook`` beside it) with these extra variables, as from a person's shell. ``new_connections``: not over those of an earlier run."""
     where = [word for path in inventory for word in ("-i", str(path))]
     extra = ["-e", json.dumps(variables)] if variables else []
     environ = {key: value for key, value in os.environ.items() if not key.startswith(("ANSIBLE_", "MOLECULE_"))}
@@ -85,11 +91,34 @@ def site(
             ANSIBLE_SSH_CONTROL_PATH_DIR=sockets, ANSIBLE_SSH_ARGS="-o ControlMaster=auto -o ControlPersist=5s -o ConnectTimeout=10"
         )
     done = subprocess.run(
-        ["ansible-playbook", str(SITE), *where, *extra, *arguments],
+        ["ansible-playbook", str(SITE.parent / playbook), *where, *extra, *arguments],
         cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout, check=False,
     )  # fmt: skip
     print(done.stdout)  # pytest shows it when the test fails
     return Run(done.returncode, done.stdout)
+
+
+@contextlib.contextmanager
+def meanwhile(look: t.Callable[[], bool], seconds: float = 600) -> t.Iterator[list[float]]:
+    """Calls ``look`` again and again beside the block until it returns True; the list then holds the moment."""
+    done = threading.Event()
+    when: list[float] = []
+
+    def watch() -> None:
+        end = time.monotonic() + seconds
+        while not done.is_set() and time.monotonic() < end:
+            if look():
+                when.append(time.monotonic())
+                return
+            time.sleep(0.5)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield when
+    finally:
+        done.set()
+        watcher.join()
 
 
 # --- the nodes --------------------------------------------------------------------------------------------------------------
