@@ -44,9 +44,7 @@ def parse_top(text: str) -> dict[int, int]:
     return {int(row[0]): int(row[1]) for row in rows if len(row) >= 2 and row[0].isdigit() and row[1].isdigit()}
 
 
-def started_by_hand(
-    parents: t.Mapping[int, int], main: int, command_is_idle: bool, argv: t.Callable[[int], t.Sequence[str]]
-) -> list[int]:
+def started_by_hand(parents: t.Mapping[int, int], main: int, command_is_idle: bool, argv: t.Callable[[int], t.Sequence[str]]) -> list[int]:
     """The processes of a container that its own command did not start: the topmost one of each.
 
     With ``docker exec`` the parent is outside the container; what was put into the background of a shell that is gone has become a child of
@@ -59,7 +57,9 @@ def started_by_hand(
             return [pid for child in sorted(p for p, parent in parents.items() if parent == root) for pid in below(child)]
         return [root]
 
-    roots = sorted(pid for pid, parent in parents.items() if pid != main and (parent not in parents or (parent == main and command_is_idle)))
+    roots = sorted(
+        pid for pid, parent in parents.items() if pid != main and (parent not in parents or (parent == main and command_is_idle))
+    )
     return [pid for root in roots for pid in below(root)]
 
 
@@ -85,7 +85,9 @@ def definition(inspected: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
         config.pop("Hostname", None)
         config.pop("Domainname", None)
     networks = {}
-    if str(host.get("NetworkMode") or "") not in ("host", "none", "default", "bridge") and not str(host.get("NetworkMode")).startswith("container:"):
+    if str(host.get("NetworkMode") or "") not in ("host", "none", "default", "bridge") and not str(host.get("NetworkMode")).startswith(
+        "container:"
+    ):
         for name, network in ((inspected.get("NetworkSettings") or {}).get("Networks") or {}).items():
             networks[name] = {key: network.get(key) for key in ("Aliases", "IPAMConfig", "Links") if network.get(key)}
     return {**config, "HostConfig": host, **({"NetworkingConfig": {"EndpointsConfig": networks}} if networks else {})}

@@ -367,11 +367,15 @@ class Service:
             entries = self.node.by_hand(container)
             if entries:
                 item.setdefault("by_hand", {})[name] = entries
-                lost += [f"process {e['pid']} in container {name}, which its own command did not start" for e in entries if not e["argv"][0]]
+                lost += [
+                    f"process {e['pid']} in container {name}, which its own command did not start" for e in entries if not e["argv"][0]
+                ]
             if container["auto_remove"]:
                 item.setdefault("definitions", {})[name] = _comeback.definition(self.node.raw(name))
                 for place in _comeback.nameless_volumes(self.node.raw(name)):
-                    self.result["warnings_list"].append(f"container {name} removes itself when it stops (--rm), and what it has in {place} with it")
+                    self.result["warnings_list"].append(
+                        f"container {name} removes itself when it stops (--rm), and what it has in {place} with it"
+                    )
         if lost and not self.p["accept_no_rollback"]:
             raise self.problem(
                 "no-way-back",
@@ -609,7 +613,9 @@ class Service:
     def _boot(self, item: t.Mapping[str, t.Any], argv: list[str]) -> None:
         rc, dummy, err = self.node.run(argv, timeout=60)
         if rc and not _containers.NO_SUCH.search(err):
-            self.result["warnings_list"].append(f"{item['kind']} {item['name']} will start at the next boot: {' '.join(err.split())[-200:]}")
+            self.result["warnings_list"].append(
+                f"{item['kind']} {item['name']} will start at the next boot: {' '.join(err.split())[-200:]}"
+            )
 
     def forget(self) -> None:
         if self.record is None or not self.record["stopped"]:

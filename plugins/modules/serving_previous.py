@@ -28,6 +28,8 @@ attributes:
       - Says what it would do; the server is not asked.
   diff_mode:
     support: none
+    details:
+      - RV(actions) says it.
   idempotent:
     support: full
     details:

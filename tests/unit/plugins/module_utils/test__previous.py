@@ -25,5 +25,7 @@ def test_what_is_kept_of_a_container():
     base = {"id": "a", "started_at": "t", "image": "x:1", "labels": {"dgxspark.serving.served_model_name": "tiny"}}
     server = _previous.kept({**base, "args": ["serve", "/m", "--port", "30000", "--headless"]})
     assert (server["served_model_name"], server["url"], server["headless"]) == ("tiny", "http://127.0.0.1:30000", True)
-    worker = _previous.kept({**base, "args": ["start", "--address=192.168.200.12:6379", "--node-ip-address=192.168.200.13", "--num-gpus=2"]})
+    worker = _previous.kept(
+        {**base, "args": ["start", "--address=192.168.200.12:6379", "--node-ip-address=192.168.200.13", "--num-gpus=2"]}
+    )
     assert (worker["address"], worker["port"], worker["gpus"]) == ("192.168.200.13", 0, 2)

@@ -140,7 +140,9 @@ class Machine:
             for name, u in self.units.items():
                 if u["state"] == "active" and u["pid"] == pid:
                     own = name.rpartition("/")
-                    return f"0::/user.slice/user-1000.slice/user@1000.service/app.slice/{own[2]}\n" if own[0] else f"0::/system.slice/{name}\n"
+                    return (
+                        f"0::/user.slice/user-1000.slice/user@1000.service/app.slice/{own[2]}\n" if own[0] else f"0::/system.slice/{name}\n"
+                    )
             return "0::/user.slice/user@1000.service\n" if pid in [p for dummy, p in self.bare] else ""
         if path.startswith("/proc/") and path.endswith(("/cmdline", "/environ", "/status")):
             pid, kind = int(path.split("/")[2]), path.split("/")[3]
@@ -291,7 +293,9 @@ def test_one_run_with_docker_exec_that_ends_at_once_is_not_waited_for(stop):
     machine.broken = {"old"}
     machine.containers["old"]["keep"] = True
     original, machine.broken = machine._docker, {"old"}
-    machine._docker = lambda argv: (machine.containers["old"].update(running=True), (0, "", ""))[1] if argv[0] == "start" else original(argv)
+    machine._docker = lambda argv: (
+        (machine.containers["old"].update(running=True), (0, "", ""))[1] if argv[0] == "start" else original(argv)
+    )
     result = stop(machine, state="restored")
     assert "what was run in container old with docker exec ended at once" in result["msg"] and stop.record.exists()
 
