@@ -665,7 +665,7 @@ def main() -> None:
         "memory": {"before": memory, "after": memory},
     }
 
-    def fail(problem: Problem) -> t.NoReturn:
+    def fail(problem: Problem) -> None:
         result["elapsed"] = round(time.monotonic() - started, 2)
         module.fail_json(msg=problem.msg, problem=problem.as_dict(), **result)
 

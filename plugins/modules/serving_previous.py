@@ -336,7 +336,7 @@ def main() -> None:
     params = module.params
     result: dict[str, t.Any] = {"changed": False, "actions": [], "kept": False, "own": {}, "intact": False}
 
-    def fail(problem: Problem) -> t.NoReturn:
+    def fail(problem: Problem) -> None:
         module.fail_json(msg=problem.msg, problem=problem.as_dict(), **result)
 
     try:
