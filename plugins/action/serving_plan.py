@@ -10,7 +10,7 @@ import typing as t
 import yaml
 from ansible.plugins.action import ActionBase
 
-from ansible_collections.dgxspark.serving.plugins.module_utils import _boot_files, _plan
+from ansible_collections.dgxspark.serving.plugins.module_utils import _boot_files, _fit, _plan, _snapshot
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 
 
@@ -29,14 +29,19 @@ class ActionModule(ActionBase):
         try:
             settings = variables["preflight_inputs"]["settings"]
             members = _plan.members(variables["groups"], variables["hostvars"])
+            told: list[str] = []
             if arguments.get("check", True):
                 self._refuse(settings, members, name)
+                told = self._memory(settings, members, name, variables)
             plan = _plan.serving_plan(settings, members, arguments.get("image_fingerprint") or "", arguments.get("revision") or "")
             texts = _boot_files.sources()
             for member in members:
                 plan["nodes"][member["name"]]["boot"] = _boot_files.boot_plan(settings, plan, member["name"], member["node"], texts)
-            if arguments.get("warn") and plan["head"] == name:
-                result["warnings"] = _plan.fabric_warnings(members)
+            if plan["head"] == name:
+                told = [] if plan["server_in_place"] else told  # what serves has shown that it fits
+                told += _plan.fabric_warnings(members) if arguments.get("warn") else []
+                if told or arguments.get("warn"):
+                    result["warnings"] = told
             if arguments.get("show"):
                 self._show(result, plan, members, name, arguments["show"])
             if arguments.get("outline"):
@@ -63,6 +68,26 @@ class ActionModule(ActionBase):
                 "after_header": f"{name}: {container} as planned",
                 **{key: yaml.safe_dump(shown[key], sort_keys=True, width=1000) if shown[key] else "" for key in ("before", "after")},
             }
+
+    @staticmethod
+    def _memory(settings: dict[str, t.Any], members: list[dict[str, t.Any]], name: str, variables: t.Mapping[str, t.Any]) -> list[str]:
+        """The model against the memory of the nodes: what was just downloaded, else the snapshot on the head, else what the recipe says.
+
+        The head tells it.
+        """
+        head = next((m for m in members if m["head"]), None)
+        if head is None or head["name"] != name:
+            return []
+        snapshot = head["node"].get("snapshot") or {}
+        weights = _snapshot.weight_bytes((variables.get("model_download_snapshot") or {}).get("manifest") or [])
+        weights = weights or (int(snapshot.get("weights") or 0) if snapshot.get("complete") else 0)
+        recipe = variables["preflight_inputs"].get("recipe") or {}
+        weights = weights or int((recipe.get("weights_gib") or 0) * _fit.GIB)
+        memories = {m["name"]: m["node"]["memory"]["total"] for m in members if m["node"].get("memory")}
+        problem, told = _fit.gate(settings, memories, weights, snapshot.get("config"))
+        if problem:
+            raise problem
+        return told
 
     @staticmethod
     def _refuse(settings: dict[str, t.Any], members: list[dict[str, t.Any]], name: str) -> None:

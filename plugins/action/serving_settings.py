@@ -4,17 +4,21 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import typing as t
 
 import yaml
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.plugins.action import ActionBase
+from ansible.utils.vars import load_extra_vars
 
-from ansible_collections.dgxspark.serving.plugins.module_utils import _settings
+from ansible_collections.dgxspark.serving.plugins.module_utils import _recipe, _settings
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 
-SPECS = os.path.join(os.path.dirname(__file__), "..", "..", "roles", "preflight", "meta", "argument_specs.yml")
+TOP = os.path.join(os.path.dirname(__file__), "..", "..")
+SPECS = os.path.join(TOP, "roles", "preflight", "meta", "argument_specs.yml")
+RECIPES = os.path.join(TOP, "playbooks", "recipes")
 
 
 def load_spec(path: str = SPECS) -> dict[str, t.Any]:
@@ -32,6 +36,46 @@ def load_spec(path: str = SPECS) -> dict[str, t.Any]:
     return {name: strip(spec) for name, spec in options.items()}
 
 
+def read_recipe(path: str, name: str) -> dict[str, t.Any]:
+    """A recipe file of any known format. Raises Problem."""
+    try:
+        with open(path, encoding="utf-8") as handle:
+            data = yaml.safe_load(handle)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
+        raise _recipe.refuse(
+            f"{path}, which cannot be read: {' '.join(str(exc).split())[:300]}", "a YAML file", "correct the path or the file"
+        )
+    return _recipe.parse(data, name)
+
+
+def own_recipes() -> dict[str, dict[str, t.Any]]:
+    """The recipes of this collection by their names."""
+    return {name[:-4]: read_recipe(os.path.join(RECIPES, name), name[:-4]) for name in sorted(os.listdir(RECIPES)) if name.endswith(".yml")}
+
+
+def recipe_path(wanted: str, folders: t.Iterable[str]) -> str:
+    """The file of a recipe: a name of ours, or a path (one with a slash or a suffix), relative to the first folder that has it. Raises
+    Problem."""
+    if not (os.sep in wanted or wanted.endswith((".yml", ".yaml"))):
+        path = os.path.join(RECIPES, f"{wanted}.yml")
+        if os.path.isfile(path):
+            return path
+        names = [name[:-4] for name in sorted(os.listdir(RECIPES)) if name.endswith(".yml")]
+        close = difflib.get_close_matches(wanted, names, n=1)
+        hint = f"did you mean {close[0]}?" if close else "playbooks/recipes.yml lists them"
+        raise _recipe.refuse(f"recipe {wanted!r}", f"one of {', '.join(names)}, or the path of a file", hint, "recipe-unknown")
+    places = [os.path.join(folder, os.path.expanduser(wanted)) for folder in folders]
+    for path in places:
+        if os.path.isfile(path):
+            return path
+    raise _recipe.refuse(
+        f"no file {wanted} (looked for {', '.join(places)})",
+        "the path of a recipe file on the controller",
+        "correct the path",
+        "recipe-unknown",
+    )
+
+
 class ActionModule(ActionBase):
     """Reads the C(spark_*) variables on the controller; no connection is made."""
 
@@ -43,6 +87,9 @@ class ActionModule(ActionBase):
         variables = task_vars or {}
         node = variables.get("inventory_hostname", "")
         result["changed"] = False
+        self._report: dict[str, t.Any] = {}
+        groups = variables.get("groups", {})
+        self._nodes = sum(len(groups.get(group, [])) for group in ("ray_head", "ray_workers"))
         try:
             settings = self._settings(variables)
         except Problem as problem:
@@ -58,7 +105,9 @@ class ActionModule(ActionBase):
             for host in variables["groups"].get(group, [])
         ]
         peers = [member["address"] for member in gang if member["node"] != node]
-        result.update(settings=_settings.resolve(settings), gang=gang, peers=peers)
+        result.update(settings=_settings.resolve(settings), gang=gang, peers=peers, recipe=self._report)
+        if self._report and node in groups.get("ray_head", []):
+            result["warnings"] = _recipe.advice(self._report)
         return result
 
     def _settings(self, variables: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
@@ -66,6 +115,7 @@ class ActionModule(ActionBase):
         spec = {**load_spec(), **(self._task.args.get("also") or {})}
         given = {name: self._templar.template(variables[name]) for name in variables if name.startswith(_settings.PREFIX)}
         given = {name: value for name, value in given.items() if value is not None}
+        given = self._with_recipe(given, variables, spec)
         problems = _settings.unknown_inputs(given, spec)
         if problems:
             raise problems[0]
@@ -83,6 +133,33 @@ class ActionModule(ActionBase):
         if problems:
             raise problems[0]
         return settings
+
+    def _with_recipe(self, given: dict[str, t.Any], variables: t.Mapping[str, t.Any], spec: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
+        """The inputs with what the recipe fills in: the one of -e recipe=..., else the inventory's spark_recipe. Raises Problem."""
+        asked = self._templar.template(variables["recipe"]) if "recipe" in variables else None
+        wanted = str(asked or given.get("spark_recipe") or "")
+        if not wanted:
+            return given
+        folders = [os.getcwd(), *[str(variables[name]) for name in ("playbook_dir", "inventory_dir") if variables.get(name)]]
+        path = recipe_path(wanted, folders)
+        recipe = read_recipe(path, os.path.basename(path).rpartition(".")[0])
+        extra = self._extra()
+        merged, self._report = _recipe.apply(
+            recipe,
+            given,
+            extra,
+            asked=bool(asked) or "spark_recipe" in extra,
+            nodes=self._nodes,
+            executors=spec["spark_executor"]["choices"],
+            known=own_recipes,
+            any_nodes=bool(self._task.args.get("any_nodes")),
+        )
+        self._report["path"] = path
+        return merged
+
+    def _extra(self) -> set[str]:
+        """Names of the variables from the command line (-e)."""
+        return set(load_extra_vars(self._loader))
 
     def _told_by_head(self, problem: Problem, node: str, variables: t.Mapping[str, t.Any]) -> bool:
         """Whether the head fails with the same sentence: a wrong variable of the whole group is told once."""

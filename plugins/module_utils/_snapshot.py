@@ -185,6 +185,17 @@ def list_snapshot(snapshot: str) -> tuple[list[dict[str, t.Any]], list[str]]:
     return sorted(rows, key=lambda row: row["path"]), sorted(dangling)
 
 
+def weight_bytes(rows: t.Iterable[t.Mapping[str, t.Any]]) -> int:
+    """Bytes of the weights that vLLM loads, from rows of ``path`` and ``size``; 0 when there are none.
+
+    A repository may hold them several times: in folders for other programs (``original/``), as ``consolidated.safetensors``, in an older format.
+    """
+    sizes = {row["path"]: int(row["size"] or 0) for row in rows if "/" not in row["path"]}
+    tensors = {path: size for path, size in sizes.items() if path.endswith(".safetensors")}
+    usual = {path: size for path, size in tensors.items() if not path.startswith("consolidated")}
+    return sum((usual or tensors or {path: size for path, size in sizes.items() if re.fullmatch(r"pytorch_model.*\.bin", path)}).values())
+
+
 def _state(repo_id: str, commit: str | None, path: str, **over: t.Any) -> dict[str, t.Any]:
     base: dict[str, t.Any] = {
         "repo_id": repo_id,
@@ -194,6 +205,7 @@ def _state(repo_id: str, commit: str | None, path: str, **over: t.Any) -> dict[s
         "reason": "",
         "files": 0,
         "bytes": 0,
+        "weights": 0,
         "manifest_digest": "",
         "verified": False,
     }
@@ -223,9 +235,8 @@ def local_state(cache_dir: str, repo_id: str, revision: str, *, stamp_dir: str |
     if stamp and changed is None:
         total = sum(row["size"] for row in stamp["files"])
         digest = str(stamp.get("manifest_digest", ""))
-        return _state(
-            repo_id, commit, snapshot, complete=True, verified=True, files=len(stamp["files"]), bytes=total, manifest_digest=digest
-        )
+        facts = {"files": len(stamp["files"]), "bytes": total, "weights": weight_bytes(stamp["files"]), "manifest_digest": digest}
+        return _state(repo_id, commit, snapshot, complete=True, verified=True, **facts)
     try:
         rows, dangling = list_snapshot(snapshot)
     except OSError as exc:
@@ -240,7 +251,12 @@ def local_state(cache_dir: str, repo_id: str, revision: str, *, stamp_dir: str |
         reason = "the snapshot is empty"
     elif changed:
         reason = changed
-    facts = {"files": len(rows), "bytes": sum(row["size"] for row in rows), "manifest_digest": manifest_digest(rows)}
+    facts = {
+        "files": len(rows),
+        "bytes": sum(row["size"] for row in rows),
+        "weights": weight_bytes(rows),
+        "manifest_digest": manifest_digest(rows),
+    }
     return _state(repo_id, commit, snapshot, complete=not reason, reason=reason, **facts)
 
 

@@ -41,6 +41,9 @@ attributes:
   diff_mode:
     support: full
     description: Shows the unit and what it has to know; of the program only that it changes.
+  idempotent:
+    support: full
+    description: A second run changes nothing.
 """
 
 EXAMPLES = r"""

@@ -378,7 +378,7 @@ class Service:
                     )
         if lost and not self.p["accept_no_rollback"]:
             raise self.problem(
-                "no-way-back",
+                "stop-for-good",
                 f"{', '.join(lost)}, and whose command cannot be read",
                 "a service that can be started again when the new one fails",
                 "let the play use sudo (spark_become: true), or set accept_no_rollback: true in spark_stop",

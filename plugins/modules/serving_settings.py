@@ -12,6 +12,8 @@ version_added: 0.1.0
 description:
   - Collects every variable whose name begins with C(spark_), checks it against the specification of the role C(preflight)
     (types, choices, defaults) and for values that cannot be meant. An unknown name is refused with the nearest known one.
+  - A recipe (the variable C(recipe), usually from the command line, else C(spark_recipe)) fills in what is not set; docs/recipes.md has
+    the order.
   - Runs on the controller; the node is not contacted.
 author:
   - dgxspark.serving contributors (!UNKNOWN)
@@ -28,10 +30,15 @@ attributes:
 options:
   also:
     description:
-      - Further inputs that only this playbook reads, by their whole name (C(spark_output)), each with C(type), C(default) and the like as in an
+      - Further inputs that only this playbook reads, by their whole name (C(spark_output)), each with C(type), C(default) and the like
+        as in an
         argument specification. They are checked in the same way and returned in RV(settings).
     type: dict
     default: {}
+  any_nodes:
+    description: Accept a recipe for another number of nodes than the inventory has, for a playbook that only plans.
+    type: bool
+    default: false
 """
 
 EXAMPLES = r"""
@@ -69,6 +76,15 @@ peers:
   returned: success
   type: list
   elements: str
+recipe:
+  description:
+    - What came from the recipe, empty without one. C(name), C(path), C(format) (V(own), V(sparkrun) or V(eugr)), C(source),
+      C(weights_gib), the inputs
+      without prefix that it C(filled), that were C(overridden) by the inventory or the command line, that were C(set_aside) because they
+      belong to
+      another model, and what was C(not_honoured).
+  returned: success
+  type: dict
 problem:
   description: What is wrong, as C(id), C(node), C(stage), C(found), C(expected) and C(remedy).
   returned: failure

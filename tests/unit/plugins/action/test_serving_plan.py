@@ -117,3 +117,58 @@ def test_show_of_what_runs_or_does_not_belong_here(run):
 def test_outline(run):
     found = {"spark-2": {"image_sync_worker": {"actions": ["copy the image"]}}}
     assert run("spark-1", found=found, outline=True)["outline"] == ["spark-2: would copy the image"]
+
+
+SPARK = 127535084 * 1024
+MEMORY = {"memory": {"total": SPARK}}
+LLAMA = {"num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131072}
+
+
+def loaded(gib, **more):
+    """A pair with the memory of Sparks and a model of so many GiB on the head."""
+    snapshot = {"bytes": 999 << 30, "weights": gib << 30, "complete": True, "config": LLAMA, **more}
+    return gang.pair({**MEMORY, "snapshot": snapshot}, MEMORY)
+
+
+def test_weights_that_cannot_fit_are_refused_by_the_head(run):
+    head = run("spark-1", loaded(200))
+    assert head["failed"] and (head["problem"]["id"], head["problem"]["stage"]) == ("MEM-03", "memory")
+    assert not run("spark-2", loaded(200)).get("failed")
+    assert not run("spark-1", loaded(200), check=False).get("failed")
+
+
+def test_a_context_that_may_not_fit_is_a_warning_without_being_asked(run):
+    told = run("spark-1", loaded(130), gang.settings(gpu_memory_utilization=0.6))["warnings"]
+    assert len(told) == 1 and told[0].startswith("MEM-03: ") and "131072 tokens" in told[0]
+    assert "warnings" not in run("spark-2", loaded(130), gang.settings(gpu_memory_utilization=0.6))
+    assert "warnings" not in run("spark-1", loaded(130), gang.settings(max_model_len=8192))
+
+
+def test_a_server_that_runs_has_shown_that_it_fits(run):
+    settings = gang.settings(gpu_memory_utilization=0.6)
+    members = loaded(130)
+    for member in members:
+        containers = run(member["name"], members, settings)["plan"]["nodes"][member["name"]]["containers"]
+        member["node"]["containers"] = [gang.container(name, labels=planned["labels"]) for name, planned in containers.items()]
+    result = run("spark-1", members, settings)
+    assert result["plan"]["server_in_place"] and "warnings" not in result
+
+
+def test_before_the_model_is_there_the_recipe_says_its_size(run):
+    members = loaded(300, complete=False, config=None)  # what is there of it so far says nothing
+    inputs = {"settings": {**gang.settings(), "fabric_address": gang.ADDRESSES["spark-1"]}, "recipe": {"weights_gib": 250.0}}
+    assert run("spark-1", members, found={"spark-1": {"preflight_inputs": inputs}})["problem"]["id"] == "MEM-03"
+    assert not run("spark-1", members).get("failed")
+
+
+def test_what_was_just_downloaded_counts(run):
+    rows = [{"path": f"model-{n}.safetensors", "size": 125 << 30} for n in (1, 2)]
+    found = {"spark-1": {"model_download_snapshot": {"manifest": rows}}}
+    assert run("spark-1", loaded(1), found=found)["problem"]["id"] == "MEM-03"
+    rows = [{"path": f"original/{n}.safetensors", "size": 125 << 30} for n in (1, 2)]  # for other programs
+    assert not run("spark-1", loaded(1), found={"spark-1": {"model_download_snapshot": {"manifest": rows}}}).get("failed")
+
+
+def test_nodes_with_different_memory(run):
+    members = gang.pair(MEMORY, {"memory": {"total": SPARK // 2}})
+    assert [text[:7] for text in run("spark-1", members)["warnings"]] == ["MEM-06:"]

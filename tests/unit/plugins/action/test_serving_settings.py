@@ -25,7 +25,7 @@ def run(monkeypatch):
     def template(value):
         return value.replace("{{ home }}", "/home/dgx") if isinstance(value, str) else value
 
-    def run(name="spark-1", shared=None, own=None, **arguments):
+    def run(name="spark-1", shared=None, own=None, extra=(), **arguments):
         hostvars = {}
         for host in HOSTS:
             values = {**GIVEN, "spark_fabric_address": gang.ADDRESSES[host], **(shared or {}), **(own or {}).get(host, {})}
@@ -33,6 +33,7 @@ def run(monkeypatch):
         plugin = serving_settings.ActionModule.__new__(serving_settings.ActionModule)
         plugin._task = types.SimpleNamespace(args=arguments)
         plugin._templar = types.SimpleNamespace(template=template)
+        plugin._extra = lambda: set(extra)
         variables = {"groups": {"ray_head": ["spark-1"], "ray_workers": ["spark-2"]}, "hostvars": hostvars, "inventory_hostname": name}
         return plugin.run(None, {**hostvars[name], **variables})
 
@@ -67,6 +68,7 @@ def test_parts_of_a_dictionary_have_their_defaults(run):
         "containers": [],
         "units": ["ollama"],
         "compose_projects": [],
+        "accept_no_rollback": False,
     }
 
 
@@ -135,3 +137,94 @@ def test_inputs_of_one_playbook(run):
 def test_inputs_of_one_playbook_are_checked(run, given, found):
     result = run(shared=given, also=ALSO)
     assert result["failed"] and found in result["msg"]
+
+
+# --- recipes ---
+
+BARE = {"spark_image": None, "spark_model": None}
+RECIPE = """
+source: [{url: https://example.org, date: 2026-11-01}]
+nodes: [2]
+weights_gib: 10
+settings:
+  image: example-org/image:7
+  model: example-org/model
+  vllm_args: [--seed, "1"]
+"""
+
+
+def test_a_recipe_of_the_collection_by_its_name(run):
+    result = run(shared={**BARE, "recipe": "qwen3.5-122b-a10b-fp8"})
+    settings = result["settings"]
+    assert (settings["model"], settings["tensor_parallel"], settings["max_model_len"]) == (gang.MODEL, 2, 16384)
+    assert settings["served_model_name"] == gang.MODEL and settings["vllm_args"][:1] == ["--trust-remote-code"]
+    assert result["recipe"]["name"] == "qwen3.5-122b-a10b-fp8" and result["recipe"]["weights_gib"] == 118.43
+    assert result["recipe"]["path"].endswith("/playbooks/recipes/qwen3.5-122b-a10b-fp8.yml")
+    assert run("spark-2", shared={**BARE, "recipe": "qwen3.5-122b-a10b-fp8"})["settings"]["model"] == gang.MODEL
+
+
+def test_without_a_recipe_nothing_is_said_of_one(run):
+    assert run()["recipe"] == {} and "warnings" not in run()
+
+
+def test_a_recipe_file_relative_to_the_inventory(run, tmp_path, monkeypatch):
+    (tmp_path / "mine.yml").write_text(RECIPE, encoding="utf-8")
+    monkeypatch.chdir("/")
+    shared = {**BARE, "spark_recipe": "./mine.yml", "inventory_dir": str(tmp_path)}
+    result = run(shared=shared)
+    assert result["settings"]["image"] == "example-org/image:7" and result["settings"]["tensor_parallel"] == 2
+    assert result["settings"]["recipe"] == "./mine.yml"
+
+
+def test_the_command_line_wins_over_the_inventorys_recipe(run, tmp_path):
+    (tmp_path / "mine.yml").write_text(RECIPE, encoding="utf-8")
+    shared = {**BARE, "spark_recipe": "qwen3.5-122b-a10b-fp8", "recipe": str(tmp_path / "mine.yml"), "spark_image": "a/b:c"}
+    settings = run(shared=shared, extra={"recipe", "spark_image"})["settings"]
+    assert (settings["model"], settings["image"], settings["vllm_args"]) == ("example-org/model", "a/b:c", ["--seed", "1"])
+
+
+def test_what_a_recipe_changes_is_told_once(run):
+    shared = {"recipe": "minimax-m2.7-nvfp4"}
+    told = run("spark-1", shared=shared)["warnings"]
+    assert len(told) == 1 and "spark_image, spark_model of the inventory belong to another model" in told[0]
+    assert "warnings" not in run("spark-2", shared=shared)
+    assert run("spark-2", shared=shared)["settings"]["model"] == "nvidia/MiniMax-M2.7-NVFP4"
+
+
+WRONG_RECIPE = {
+    "unknown name": ({**BARE, "recipe": "qwen3.5-122b-a10b"}, "recipe-unknown", "did you mean qwen3.5-122b-a10b-fp8?"),
+    "no such file": ({**BARE, "recipe": "some/where.yaml"}, "recipe-unknown", "no file some/where.yaml"),
+    "not YAML": ({**BARE, "recipe": "FILE", "text": "a: [b"}, "recipe-invalid", "cannot be read"),
+    "not a recipe": ({**BARE, "recipe": "FILE", "text": "- a\n"}, "recipe-invalid", "no recipe in a known format"),
+    "for another number of nodes": (
+        {**BARE, "recipe": "gpt-oss-120b"},
+        "recipe-nodes",
+        "recipes for 2 nodes: llama-3.3-70b-bf16, minimax-m2.7-nvfp4",
+    ),
+    "for another model": ({"spark_recipe": "minimax-m2.7-nvfp4"}, "recipe-model", "nvidia/MiniMax-M2.7-NVFP4"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_RECIPE)
+def test_a_recipe_that_cannot_be_used(run, tmp_path, case):
+    shared, ident, words = WRONG_RECIPE[case]
+    shared = dict(shared)
+    if "text" in shared:
+        (tmp_path / "x.yml").write_text(shared.pop("text"), encoding="utf-8")
+        shared["recipe"] = str(tmp_path / "x.yml")
+    result = run(shared=shared)
+    assert result["failed"] and (result["problem"]["id"], result["problem"]["stage"]) == (ident, "recipe")
+    assert words in result["msg"] and result["msg"].startswith("spark-1: recipe: found ")
+    assert not run("spark-2", shared=shared).get("failed")
+
+
+def test_a_recipe_for_another_number_of_nodes_can_be_planned(run):
+    result = run(shared={**BARE, "recipe": "gpt-oss-120b"}, any_nodes=True)
+    assert result["settings"]["model"] == "openai/gpt-oss-120b" and result["recipe"]["name"] == "gpt-oss-120b"
+
+
+def test_variables_from_the_command_line(monkeypatch):
+    plugin = serving_settings.ActionModule.__new__(serving_settings.ActionModule)
+    plugin._loader = "loader"
+    monkeypatch.setattr(serving_settings, "load_extra_vars", lambda loader: {"recipe": "x", "spark_image": loader})
+    assert plugin._extra() == {"recipe", "spark_image"}

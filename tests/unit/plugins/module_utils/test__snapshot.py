@@ -340,3 +340,18 @@ def test_staging_is_inside_hub_when_hub_is_another_disk(cache: Cache, monkeypatc
 
     monkeypatch.setattr(os, "stat", lambda path, **kw: Other() if str(path).endswith("/hub") else real(path, **kw))
     assert "/hub/.dgxspark-sync/" in _snapshot.staging_dir(str(cache.root), REPO)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ({"model-00001-of-00002.safetensors": 5, "model-00002-of-00002.safetensors": 6, "config.json": 100, "tokenizer.json": 100}, 11),
+        ({"model.safetensors": 5, "original/model.safetensors": 50, "metal/model.bin": 50}, 5),
+        ({"model.safetensors": 5, "consolidated.safetensors": 5, "pytorch_model.bin": 5}, 5),
+        ({"consolidated.safetensors": 7}, 7),
+        ({"pytorch_model-00001-of-00001.bin": 8, "training_args.bin": 1}, 8),
+        ({"config.json": 100}, 0),
+    ],
+)
+def test_weights_are_counted_once(sizes, expected):
+    assert _snapshot.weight_bytes({"path": path, "size": size} for path, size in sizes.items()) == expected

@@ -304,7 +304,7 @@ def test_one_that_cannot_be_started_again_is_refused_before_anything_is_stopped(
     machine = Machine([{**IDLE, "execs": {900: (1, [""], "")}}, {"name": "first"}])
     named = {"containers": ["first", "old"], "ports": [30000]}
     result = stop(machine, **named)
-    assert result["problem"]["id"] == "no-way-back" and "process 900 in container old" in result["msg"] and changing(machine) == []
+    assert result["problem"]["id"] == "stop-for-good" and "process 900 in container old" in result["msg"] and changing(machine) == []
     result = stop(machine, accept_no_rollback=True, **named)
     assert not result.get("failed") and "cannot be brought back" in result["warnings_list"][0]
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 
 import yaml
 
@@ -15,16 +16,17 @@ DOCS = yaml.safe_load(module.DOCUMENTATION)
 RESULTS = yaml.safe_load(module.RETURN)
 
 
-def test_its_one_argument_widens_the_inputs():
-    """Everything else comes from the inventory."""
+def test_documented_are_the_arguments_that_are_read():
+    """The inputs themselves come from the inventory."""
     source = inspect.getsource(action)
-    assert list(DOCS["options"]) == ["also"] and source.count("_task.args") == source.count('_task.args.get("also")') == 1
+    assert re.findall(r"_task\.args\.get\(\"(\w+)\"\)", source) == list(DOCS["options"]) == ["also", "any_nodes"]
+    assert source.count("_task.args") == 2
 
 
 def test_documented_are_the_results():
     source = inspect.getsource(action)
-    assert set(RESULTS) == {"settings", "gang", "peers", "problem"}
-    assert "settings=_settings.resolve(settings), gang=gang, peers=peers" in source
+    assert set(RESULTS) == {"settings", "gang", "peers", "recipe", "problem"}
+    assert "settings=_settings.resolve(settings), gang=gang, peers=peers, recipe=self._report" in source
 
 
 def test_the_sample_is_made_of_inputs():

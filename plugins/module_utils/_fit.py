@@ -1,0 +1,427 @@
+# Copyright (c) 2026 dgxspark.serving contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What fits: weights, KV cache, context length and concurrent requests from a model's config.json and the size of its weights.
+
+PRIVATE to the collection. Pure functions over plain data. The rules of the KV cache are those of vLLM 0.32
+(``vllm/v1/kv_cache_interface.py``):
+a sliding layer keeps its window and what is in flight, a linear layer a state of fixed size for each request, a latent (MLA) cache is
+the same on
+every rank of a tensor parallel group. Blocks, padding and speculative tokens are not counted, so the true need is a little higher.
+"""
+
+from __future__ import annotations
+
+import math
+import typing as t
+
+from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
+from ansible_collections.dgxspark.serving.plugins.module_utils._status import columns
+
+GIB = 1 << 30
+SPARK_MEMORY = 127535084 * 1024  # MemTotal of a DGX Spark, bytes; older firmware shows about 2 GiB less
+RESERVE = 1 / 20  # of the memory: activations, CUDA graphs, NCCL. 6 GiB on a Spark; reports range from 1.5 to 9
+IN_FLIGHT = 8192  # tokens of a batch, where --max-num-batched-tokens is not given
+APART = 0.03  # nodes whose memory differs by more than this share are worth a word
+
+# Bytes of one element. fp8 with scales per tensor; nvfp4: half a byte and one scale byte for 16 elements.
+DTYPES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "half": 2.0, "fp8": 1.0, "int8": 1.0, "nvfp4": 0.5625}
+PACKED_MLA = 656  # bytes of a token and layer in the layouts *_ds_mla: 512 fp8 values, their scales, 64 bf16 values
+
+FULL = ("full_attention", "attention", "global_attention")
+SLIDING = ("sliding_attention", "chunked_attention", "local_attention")
+LINEAR = ("linear_attention", "mamba", "conv")
+PATTERN = {"*": "full", "M": "linear"}  # hybrid_override_pattern; "-" and "E" are feed-forward layers, without a cache
+
+
+def text_config(config: t.Mapping[str, t.Any]) -> t.Mapping[str, t.Any]:
+    """The language model's part of config.json (multimodal models nest it)."""
+    for key in ("text_config", "llm_config", "language_config"):
+        if isinstance(config.get(key), dict):
+            return config[key]
+    return config
+
+
+def number(text: t.Mapping[str, t.Any], *names: str) -> int:
+    """The first of these entries that is a number. Raises Problem."""
+    for name in names:
+        value = text.get(name)
+        if isinstance(value, int) and value > 0:
+            return value
+    raise Problem(
+        "fit-unknown",
+        stage="plan",
+        found=f"a config.json without {names[0]}",
+        expected="the config.json of a language model as on the Hugging Face hub",
+        remedy="give the file of the model itself; what vLLM decides in its own code for this model cannot be computed here",
+    )
+
+
+def layer_kinds(text: t.Mapping[str, t.Any]) -> dict[str, int]:
+    """Number of layers with a full, a sliding and a linear cache."""
+    total = number(text, "num_hidden_layers", "n_layer", "num_layers")
+    kinds = {"full": 0, "sliding": 0, "linear": 0}
+    named = text.get("layer_types") or text.get("layers_block_type")
+    pattern = text.get("hybrid_override_pattern")
+    flags = text.get("attn_type_list")
+    interval = text.get("full_attention_interval")
+    window = text.get("sliding_window") if text.get("use_sliding_window", True) else None
+    if named:
+        shared = text.get("num_kv_shared_layers") or 0
+        for name in named[: len(named) - shared]:
+            kind = "full" if name in FULL else "sliding" if name in SLIDING else "linear" if name in LINEAR else ""
+            if kind:
+                kinds[kind] += 1
+    elif pattern:
+        for letter in pattern:
+            if letter in PATTERN:
+                kinds[PATTERN[letter]] += 1
+    elif flags:
+        kinds["full"] = sum(1 for flag in flags if flag == 1)
+        kinds["linear"] = len(flags) - kinds["full"]
+    elif interval:
+        kinds["full"] = total // interval
+        kinds["linear"] = total - kinds["full"]
+    elif window and text.get("sliding_window_pattern"):
+        kinds["full"] = total // int(text["sliding_window_pattern"])
+        kinds["sliding"] = total - kinds["full"]
+    else:
+        kinds["sliding" if window else "full"] = total
+    return kinds
+
+
+def model_dtype(config: t.Mapping[str, t.Any]) -> str:
+    """What the model computes in."""
+    for part in (text_config(config), config):
+        name = str(part.get("dtype") or part.get("torch_dtype") or "").rpartition(".")[2]
+        if name in DTYPES:
+            return name
+    return "bfloat16"
+
+
+def cache_dtype(config: t.Mapping[str, t.Any], asked: str = "auto") -> str:
+    """What ``--kv-cache-dtype`` means for this model; "auto" is what a ModelOpt checkpoint says, else the model's own type. Raises
+    Problem."""
+    name = asked.lower()
+    if name == "auto":
+        quantization = config.get("quantization_config") or {}
+        if str(quantization.get("quant_method", "")).startswith("modelopt"):
+            scheme = quantization.get("kv_cache_scheme") or quantization.get("kv_cache_quant_algo")
+            bits = scheme.get("num_bits") if isinstance(scheme, dict) else {"fp8": 8, "nvfp4": 4}.get(str(scheme).lower())
+            if bits in (4, 8):
+                return "fp8" if bits == 8 else "nvfp4"
+        return model_dtype(config)
+    if name.endswith("_ds_mla"):
+        return name
+    for known in DTYPES:
+        if name == known or name.startswith(known + "_"):  # fp8_e4m3, fp8_inc
+            return known
+    raise Problem(
+        "fit-unknown",
+        stage="plan",
+        found=f"--kv-cache-dtype {asked}",
+        expected="auto, bfloat16, float16, float32, fp8, nvfp4 or a layout *_ds_mla",
+        remedy="plan with one of these",
+    )
+
+
+def is_mla(text: t.Mapping[str, t.Any]) -> bool:
+    """Whether the layers cache one latent vector instead of keys and values of each head."""
+    return bool(text.get("kv_lora_rank"))
+
+
+def token_bytes(config: t.Mapping[str, t.Any], tensor_parallel: int = 1, kv_dtype: str = "auto") -> dict[str, float]:
+    """Bytes of one token in one full and in one sliding layer, on one rank."""
+    text = text_config(config)
+    dtype = cache_dtype(config, kv_dtype)
+    if is_mla(text):
+        latent = number(text, "kv_lora_rank") + (text.get("qk_rope_head_dim") or 0)
+        size = float(PACKED_MLA) if dtype.endswith("_ds_mla") else latent * DTYPES[dtype]
+        return {"full": size, "sliding": size}
+    element = DTYPES["fp8"] if dtype.endswith("_ds_mla") else DTYPES[dtype]
+    heads = number(text, "num_attention_heads", "n_head")
+    kv_heads = text.get("num_key_value_heads") or heads
+    width = text.get("head_dim") or text.get("attention_head_dim") or number(text, "hidden_size", "n_embd") // heads
+    value = text.get("v_head_dim") or width
+
+    def one(count: int, both: int) -> float:
+        return max(1, count // tensor_parallel) * both * element
+
+    sliding = one(kv_heads, width + value)
+    wide = text.get("global_head_dim")
+    full = one(text.get("num_global_key_value_heads") or kv_heads, 2 * wide) if wide else sliding
+    return {"full": full, "sliding": sliding}
+
+
+def state_bytes(config: t.Mapping[str, t.Any], tensor_parallel: int = 1) -> float:
+    """Bytes that one linear layer keeps for one request, on one rank; 0 where this layer is not known here."""
+    text = text_config(config)
+    plain = DTYPES[model_dtype(config)]
+    recurrent = DTYPES.get(str(text.get("mamba_ssm_dtype") or text.get("mamba_ssm_cache_dtype") or ""), plain)
+    if text.get("linear_num_value_heads"):  # gated delta net
+        keys = number(text, "linear_num_key_heads") * number(text, "linear_key_head_dim")
+        heads, width = number(text, "linear_num_value_heads"), number(text, "linear_value_head_dim")
+        convolution = (2 * keys + heads * width) * (number(text, "linear_conv_kernel_dim") - 1)
+        state = heads * width * number(text, "linear_key_head_dim")
+    elif text.get("mamba_num_heads"):  # mamba 2
+        heads, width = number(text, "mamba_num_heads"), number(text, "mamba_head_dim")
+        size, groups = number(text, "ssm_state_size", "mamba_d_state"), text.get("n_groups") or 1
+        if groups % tensor_parallel:
+            groups = tensor_parallel
+        convolution = (heads * width + 2 * groups * size) * (number(text, "conv_kernel", "mamba_d_conv") - 1)
+        state = heads * width * size
+    else:
+        return 0.0
+    return (convolution * plain + state * recurrent) / tensor_parallel
+
+
+def remarks(config: t.Mapping[str, t.Any]) -> list[str]:
+    """What the figures leave out for this model."""
+    text = text_config(config)
+    told = []
+    if text.get("index_head_dim") or text.get("compress_ratios"):
+        told.append("sparse attention: the indexer's cache and compression are not counted")
+    if layer_kinds(text)["linear"] and not state_bytes(config):
+        told.append("linear layers of a kind that is not known here: their state is not counted")
+    return told
+
+
+class Cost(t.NamedTuple):
+    """What requests need on the fullest rank."""
+
+    per_token: float  # bytes, as long as the context grows
+    windowed: float  # bytes of a token, for no more than ``window`` tokens
+    window: int
+    fixed: float  # bytes of each request
+
+    def request(self, tokens: int) -> float:
+        """Bytes of one request with so many tokens."""
+        return self.per_token * tokens + self.windowed * min(tokens, self.window) + self.fixed
+
+    def longest(self, space: float) -> int:
+        """Tokens of the longest request that fits."""
+        left = space - self.fixed
+        if left <= 0:
+            return 0
+        both = self.per_token + self.windowed
+        if not both:
+            return 1 << 62
+        if left < both * self.window:
+            return int(left / both)
+        left -= self.windowed * self.window
+        return int(left / self.per_token) if self.per_token else 1 << 62
+
+
+def cost(
+    config: t.Mapping[str, t.Any], tensor_parallel: int = 1, pipeline_parallel: int = 1, kv_dtype: str = "auto", in_flight: int = IN_FLIGHT
+) -> Cost:
+    """The need of one request on the fullest rank; a pipeline stage holds its share of the layers."""
+    text = text_config(config)
+    kinds = {kind: math.ceil(count / pipeline_parallel) for kind, count in layer_kinds(text).items()}
+    token = token_bytes(config, tensor_parallel, kv_dtype)
+    window = int(text.get("sliding_window") or text.get("attention_chunk_size") or 0)
+    return Cost(
+        per_token=kinds["full"] * token["full"],
+        windowed=kinds["sliding"] * token["sliding"],
+        window=window + in_flight if kinds["sliding"] else 0,
+        fixed=kinds["linear"] * state_bytes(config, tensor_parallel),
+    )
+
+
+def index_bytes(index: t.Mapping[str, t.Any]) -> int:
+    """Bytes of all weights, from model.safetensors.index.json. Raises Problem."""
+    size = (index.get("metadata") or {}).get("total_size")
+    if isinstance(size, (int, float)) and size > 0:
+        return int(size)
+    raise Problem(
+        "fit-unknown",
+        stage="plan",
+        found="an index without metadata.total_size",
+        expected="model.safetensors.index.json as on the Hugging Face hub",
+        remedy="give the model's own index, or the size in GiB with spark_weights_gib",
+    )
+
+
+def split(config: t.Mapping[str, t.Any] | None, gpus: int) -> tuple[int, int]:
+    """Tensor and pipeline parallel size for so many GPUs: all tensor parallel where the heads allow it."""
+    heads = text_config(config or {}).get("num_attention_heads") or 0
+    for size in range(gpus, 0, -1):
+        if gpus % size == 0 and (not heads or heads % size == 0):
+            return size, gpus // size
+    return gpus, 1
+
+
+def fit(
+    config: t.Mapping[str, t.Any],
+    weights: int,
+    *,
+    tensor_parallel: int = 1,
+    pipeline_parallel: int = 1,
+    memory: int = SPARK_MEMORY,
+    utilization: float = 0.8,
+    max_model_len: int = 0,
+    kv_dtype: str = "auto",
+    in_flight: int = IN_FLIGHT,
+) -> dict[str, t.Any]:
+    """What one rank holds and what that leaves: bytes, tokens, requests. ``memory`` is the smallest node's, in bytes for one GPU."""
+    text = text_config(config)
+    limit = text.get("max_position_embeddings") or text.get("n_positions") or 0
+    wanted = max_model_len or limit
+    each = weights / (tensor_parallel * pipeline_parallel)
+    budget = memory * utilization
+    space = max(0.0, budget - each - memory * RESERVE)
+    need = cost(config, tensor_parallel, pipeline_parallel, kv_dtype, in_flight)
+    longest = need.longest(space)
+    if limit:
+        longest = min(longest, max(limit, max_model_len))
+    length = min(wanted or longest, longest)
+    if each >= budget:
+        verdict = "weights do not fit"
+    elif space <= 0 or longest < 1:
+        verdict = "no room for a KV cache"
+    elif wanted > longest:
+        verdict = "shorter context"
+    else:
+        verdict = "fits"
+    request = need.request(length)
+    return {
+        "verdict": verdict,
+        "tensor_parallel": tensor_parallel,
+        "pipeline_parallel": pipeline_parallel,
+        "weights": int(each),
+        "budget": int(budget),
+        "reserve": int(memory * RESERVE),
+        "kv_space": int(space),
+        "kv_dtype": cache_dtype(config, kv_dtype),
+        "kv_per_token": int(need.per_token + need.windowed),
+        "kv_growth": int(need.per_token),
+        "per_request": int(need.fixed),
+        "longest_context": longest if verdict in ("fits", "shorter context") else 0,
+        "context": length if verdict in ("fits", "shorter context") else 0,
+        "requests": int(space / request) if request > 0 and verdict in ("fits", "shorter context") else 0,
+    }
+
+
+# --- the inputs of the collection ------------------------------------------------------------------------------------------
+
+
+def argument(words: t.Sequence[t.Any], *flags: str) -> str | None:
+    """Value of an argument of ``vllm serve`` in a list of words ("" for one without a value), the last one wins; None when it is not
+    there."""
+    found = None
+    for place, word in enumerate(map(str, words)):
+        name, equals, value = word.partition("=")
+        name = name.replace("_", "-") if name.startswith("--") else name
+        if name in flags:
+            following = str(words[place + 1]) if place + 1 < len(words) else ""
+            found = value if equals else "" if following.startswith("-") else following
+    return found
+
+
+def options(settings: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
+    """What ``fit`` needs of the inputs."""
+    words = settings.get("vllm_args") or []
+    batch = argument(words, "--max-num-batched-tokens") or ""
+    return {
+        "utilization": float(settings["gpu_memory_utilization"]),
+        "max_model_len": int(settings.get("max_model_len") or 0),
+        "kv_dtype": argument(words, "--kv-cache-dtype") or "auto",
+        "in_flight": int(batch) if batch.isdigit() else IN_FLIGHT,
+    }
+
+
+def shrinks(settings: t.Mapping[str, t.Any]) -> bool:
+    """Whether the server may hold less in memory than the files have: weights that are quantised while they load, or kept elsewhere."""
+    words = settings.get("vllm_args") or []
+    flags = any(argument(words, flag) is not None for flag in ("--quantization", "-q", "--cpu-offload-gb", "--language-model-only"))
+    return flags or any("OFFLOAD" in str(key).upper() for key in settings.get("env") or {})
+
+
+def text_of(size: float) -> str:
+    """Bytes as people read them."""
+    return f"{size / GIB:.1f} GiB"
+
+
+def gate(
+    settings: t.Mapping[str, t.Any], memories: t.Mapping[str, int], weights: int | None, config: t.Mapping[str, t.Any] | None
+) -> tuple[Problem | None, list[str]]:
+    """The memory of the nodes (name: bytes) against the model, before it is loaded: what cannot be, and what is worth a warning.
+
+    Refused is only what no engine can do: weights larger than the share of the smallest node's memory. The rest is an estimate, hence a
+    warning.
+    """
+    if not memories:
+        return None, []
+    smallest, largest = min(memories, key=lambda name: memories[name]), max(memories, key=lambda name: memories[name])
+    warnings = []
+    if memories[largest] - memories[smallest] > APART * memories[largest]:
+        warnings.append(
+            f"MEM-06: {smallest} has {text_of(memories[smallest])} of memory and {largest} {text_of(memories[largest])}; "
+            "the smallest decides what fits"
+        )
+    if not weights:
+        return None, warnings
+    gpus = int(settings["gpus_per_node"])
+    ranks = int(settings["tensor_parallel"]) * int(settings["pipeline_parallel"])
+    utilization = float(settings["gpu_memory_utilization"])
+    each, budget = weights / ranks, memories[smallest] / gpus * utilization
+    if each >= budget and not shrinks(settings):
+        problem = Problem(
+            "MEM-03",
+            node=smallest,
+            stage="memory",
+            found=f"weights of {text_of(weights)} over {ranks} ranks, {text_of(each)} each, and {text_of(budget)} that vLLM may take "
+            f"of {smallest} "
+            f"(spark_gpu_memory_utilization {utilization:g} of {text_of(memories[smallest] / gpus)})",
+            expected="weights that fit, with room for the KV cache",
+            remedy="more nodes, a smaller quantisation of the model, or a higher spark_gpu_memory_utilization (at most 0.90); "
+            "playbooks/plan.yml computes it",
+        )
+        return problem, warnings
+    if config:
+        try:
+            result = fit(
+                config,
+                weights,
+                tensor_parallel=int(settings["tensor_parallel"]),
+                pipeline_parallel=int(settings["pipeline_parallel"]),
+                memory=memories[smallest] // gpus,
+                **options(settings),
+            )
+        except Problem:  # a model that is not known here is no reason to stop
+            return None, warnings
+        if result["verdict"] != "fits" and not shrinks(settings):
+            wanted = options(settings)["max_model_len"] or text_config(config).get("max_position_embeddings")
+            warnings.append(
+                f"MEM-03: an estimate leaves {text_of(result['kv_space'])} on {smallest} for the KV cache, "
+                f"and one request of {wanted} tokens may not fit "
+                f"(longest context about {result['longest_context']}). Set spark_max_model_len, or --kv-cache-dtype fp8"
+            )
+    return None, warnings
+
+
+# --- what a person reads ---------------------------------------------------------------------------------------------------
+
+
+def table(name: str, weights: int, rows: t.Sequence[t.Mapping[str, t.Any]], told: t.Sequence[str] = ()) -> str:
+    """The plan: one line for each number of nodes. Each row is a result of ``fit`` and ``nodes``."""
+    lines = [["NODES", "TP x PP", "WEIGHTS/NODE", "FOR KV/NODE", "KV/TOKEN", "LONGEST CONTEXT", "REQUESTS", ""]]
+    for row in rows:
+        able = row["context"] > 0
+        lines.append(
+            [
+                str(row["nodes"]),
+                f"{row['tensor_parallel']} x {row['pipeline_parallel']}",
+                text_of(row["weights"] * row["gpus"]),
+                text_of(row["kv_space"] * row["gpus"]) if able else "-",
+                f"{(row['kv_growth'] or row['kv_per_token']) / 1024:.1f} KiB",
+                str(row["longest_context"]) if able else "-",
+                f"{row['requests']} of {row['context']} tokens" if able else "-",
+                row["verdict"],
+            ]
+        )
+    first = rows[0]
+    head = (
+        f"{name}: weights {text_of(weights)}, KV cache {first['kv_dtype']}, "
+        f"{text_of(first['budget'])} for vLLM on each GPU, of it {text_of(first['reserve'])} kept for activations and graphs"
+    )
+    return "\n".join([head, "", *columns(lines), *[f"! {line}" for line in told]])
