@@ -71,11 +71,12 @@ def test_a_rank_that_ends_later_is_told_and_mended() -> None:
     status = spark.site(playbook="status.yml", spark_executor="mp")
     assert status.rc == 0
     assert "FAILED: the server's rank on spark-2, container spark-vllm, exited with code 137" in status.text
-    stop = spark.site(playbook="stop.yml", spark_executor="mp")
-    assert stop.rc == 0 and ours() == {"spark-1": [], "spark-2": []}
+    restart = spark.site(playbook="restart.yml", spark_executor="mp")
+    assert restart.rc == 0 and ours() == RANKS
+    spark.answers()
 
 
-def test_back_to_ray() -> None:
+def test_mp_to_ray() -> None:
     run = spark.site()
     assert run.rc == 0 and ours() == RAY_PAIR
     spark.answers()
