@@ -63,6 +63,23 @@ def started_by_hand(parents: t.Mapping[int, int], main: int, command_is_idle: bo
     return [pid for root in roots for pid in below(root)]
 
 
+def health_check(config: t.Mapping[str, t.Any]) -> list[str]:
+    """The command line of a container's own health check; [] when it has none."""
+    test = [str(word) for word in (config.get("Healthcheck") or {}).get("Test") or []]
+    if test[:1] == ["CMD-SHELL"]:
+        return [*(str(word) for word in config.get("Shell") or ["/bin/sh", "-c"]), *test[1:2]]
+    return test[1:] if test[:1] == ["CMD"] else []
+
+
+def age(stat: str, uptime: str, ticks: int = 100) -> float:
+    """Seconds since a process was started, from /proc/<pid>/stat and /proc/uptime; endless when that is not known."""
+    fields = stat.rpartition(")")[2].split()
+    try:
+        return float(uptime.split()[0]) - float(fields[19]) / ticks
+    except (IndexError, ValueError):
+        return float("inf")
+
+
 def environment(text: str, own: t.Iterable[str]) -> dict[str, str]:
     """What a process has in /proc/<pid>/environ that the container does not have; values of several lines cannot be given again."""
     known = set(own)

@@ -167,6 +167,9 @@ from ansible_collections.dgxspark.serving.plugins.module_utils._record import re
 from ansible_collections.dgxspark.serving.plugins.module_utils._wait import Run, bounded, clock, timed_out
 
 
+SETTLED = 10.0  # seconds that a process must have lived to be taken for a service
+
+
 class Node:
     """What runs and listens on this node now, in the shape of node_info (only what is needed here)."""
 
@@ -271,12 +274,17 @@ class Node:
 
     def by_hand(self, container: t.Mapping[str, t.Any]) -> list[dict[str, t.Any]]:
         """What was started in a container with ``docker exec``, so that it can be started again: {argv, user, cwd, env, pid} of each."""
-        rc, out, dummy = self.run(["docker", "top", container["name"], "-eo", "pid,ppid"], timeout=20)
-        parents = _comeback.parse_top(out) if rc == 0 else {}
-        roots = _comeback.started_by_hand(parents, container["pid"], _comeback.idle(container.get("command") or []), self.argv)
-        own = [str(word) for word in (self.raw(container["name"]).get("Config") or {}).get("Env") or []] if roots else []
+        roots = self.left_by_hand(container)
+        config = (self.raw(container["name"]).get("Config") or {}) if roots else {}
+        own = [str(word) for word in config.get("Env") or []]
         entries = []
         for pid in roots:
+            # Docker's health check and a monitor's question are run in the same way; they do not stay.
+            if (
+                self.argv(pid) == _comeback.health_check(config)
+                or _comeback.age(self.read(f"/proc/{pid}/stat"), self.read("/proc/uptime")) < SETTLED
+            ):
+                continue
             ids = [re.search(rf"^{key}:\s+(\d+)", self.read(f"/proc/{pid}/status"), re.MULTILINE) for key in ("Uid", "Gid")]
             try:
                 cwd = self.link(f"/proc/{pid}/cwd")
@@ -286,6 +294,12 @@ class Node:
             env = _comeback.environment(self.read(f"/proc/{pid}/environ"), own)
             entries.append({"pid": pid, "argv": self.argv(pid), "user": user or "0", "cwd": cwd, "env": env})
         return entries
+
+    def left_by_hand(self, container: t.Mapping[str, t.Any]) -> list[int]:
+        """The processes of a container that its own command did not start."""
+        rc, out, dummy = self.run(["docker", "top", container["name"], "-eo", "pid,ppid"], timeout=20)
+        parents = _comeback.parse_top(out) if rc == 0 else {}
+        return _comeback.started_by_hand(parents, container["pid"], _comeback.idle(container.get("command") or []), self.argv)
 
     def argv(self, pid: int) -> list[str]:
         return self.read(f"/proc/{pid}/cmdline").rstrip("\0").split("\0")
@@ -567,7 +581,7 @@ class Service:
                 if container is None or not container["running"]:
                     text = "is not there" if container is None else _containers.exit_text(container)
                     raise self._not_back(item, f"container {name} {text}")
-                if (item.get("by_hand") or {}).get(name) and not self.node.by_hand(container):
+                if (item.get("by_hand") or {}).get(name) and not self.node.left_by_hand(container):
                     raise self._not_back(item, f"what was run in container {name} with docker exec ended at once")
             if item["kind"] == "unit":
                 state = self.node.units([item["name"]]).get(item["name"], {}).get("ActiveState", "not there")

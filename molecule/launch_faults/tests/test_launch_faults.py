@@ -54,7 +54,7 @@ def test_ray_of_somebody_else_on_our_port() -> None:
     [
         pytest.param(spark.WORKER, "spark-ray", "Starting to load model", id="ray of the worker in weights"),
         pytest.param(spark.HEAD, "spark-vllm", "Starting to load model", id="server of the head in weights"),
-        pytest.param(spark.HEAD, "spark-ray", "Connect", id="ray of the head"),
+        pytest.param(spark.HEAD, "spark-ray", "Initializing a V1 LLM engine", id="ray of the head"),
     ],
 )
 def test_a_container_is_killed_while_the_server_starts(node: str, name: str, line: str) -> None:

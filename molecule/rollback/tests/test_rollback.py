@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import time
 import typing as t
 from pathlib import Path
 
@@ -106,6 +107,7 @@ def old_services(*arguments: str) -> None:
 @pytest.fixture
 def all_kinds() -> t.Iterator[None]:
     old_services()
+    time.sleep(10)  # what has been in a container for less is taken for a passing command
     try:
         yield
     finally:

@@ -60,6 +60,25 @@ def test_top():
     assert _comeback.parse_top("") == {}
 
 
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"Healthcheck": {"Test": ["CMD-SHELL", "curl -f http://localhost/"]}}, ["/bin/sh", "-c", "curl -f http://localhost/"]),
+        ({"Healthcheck": {"Test": ["CMD", "curl", "-f"]}}, ["curl", "-f"]),
+        ({"Healthcheck": {"Test": ["NONE"]}}, []),
+        ({}, []),
+    ],
+)
+def test_health_check(config, expected):
+    assert _comeback.health_check(config) == expected
+
+
+def test_age():
+    stat = "4711 (a) b) S 1 4711 4711 0 -1 4194560 900 0 0 0 5 2 0 0 20 0 9 0 250000 1 2"
+    assert _comeback.age(stat, "2530.50 9000.00") == pytest.approx(30.5)
+    assert _comeback.age("", "2530.50 9000.00") == _comeback.age(stat, "") == float("inf")
+
+
 def test_environment():
     text = "PATH=/bin\0HF_TOKEN=a=b\0HOSTNAME=x\0BROKEN=two\nlines\0EMPTY=\0"
     assert _comeback.environment(text, ["PATH=/bin", "OTHER=1"]) == {"HF_TOKEN": "a=b", "EMPTY": ""}

@@ -287,6 +287,16 @@ def test_a_server_that_was_run_with_docker_exec_is_run_again(stop):
     assert machine.env_files == [(0o600, "HF_TOKEN=hush2\n")] and not os.path.exists(call[call.index("--env-file") + 1])
 
 
+def test_what_does_not_stay_is_not_run_again(stop, monkeypatch):
+    """A health check, or a monitor that looks at this very moment."""
+    machine = Machine([{**OLD, "execs": {900: (1, ["nvidia-smi"], "")}}])
+    read = machine.read
+    files = {"/proc/900/stat": "900 (x) S 1 " + "0 " * 17 + "100000 0", "/proc/uptime": "1003.0 1"}
+    monkeypatch.setattr(machine, "read", lambda path: files.get(path) or read(path))
+    stop(machine, **NAMED)
+    assert machine.signals == [] and "by_hand" not in json.loads(stop.record.read_text())["stopped"][0]
+
+
 def test_one_run_with_docker_exec_that_ends_at_once_is_not_waited_for(stop):
     machine = Machine([IDLE], broken=["old"])
     stop(machine, **NAMED)
