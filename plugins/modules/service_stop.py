@@ -166,7 +166,6 @@ from ansible_collections.dgxspark.serving.plugins.module_utils._problem import P
 from ansible_collections.dgxspark.serving.plugins.module_utils._record import read_text
 from ansible_collections.dgxspark.serving.plugins.module_utils._wait import Run, bounded, clock, timed_out
 
-
 SETTLED = 10.0  # seconds that a process must have lived to be taken for a service
 
 
