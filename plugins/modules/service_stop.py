@@ -356,14 +356,13 @@ class Service:
         if refused:
             raise refused
         items = _tenants.stop_plan(seen, wanted)
-        self.result["stopped"] = items
         self.result["diff"] = _diff(items, "running", "stopped")
-        if not items:
-            return
-        self.result["changed"] = True
         for item in items:
             self._way_back(item, {c["name"]: c for c in seen["containers"]})
         self.result["stopped"] = [_comeback.public(item) for item in items]
+        if not items:
+            return
+        self.result["changed"] = True
         pids = self.node.gpu_pids(items, seen["containers"])
         for item in items:
             self._stop_one(item)
@@ -378,11 +377,9 @@ class Service:
         for name in item["containers"]:
             container = containers[name]
             entries = self.node.by_hand(container)
-            if entries:
-                item.setdefault("by_hand", {})[name] = entries
-                lost += [
-                    f"process {e['pid']} in container {name}, which its own command did not start" for e in entries if not e["argv"][0]
-                ]
+            lost += [f"process {e['pid']} in container {name}, which its own command did not start" for e in entries if not e["argv"][0]]
+            if any(e["argv"][0] for e in entries):
+                item.setdefault("by_hand", {})[name] = [e for e in entries if e["argv"][0]]
             if container["auto_remove"]:
                 item.setdefault("definitions", {})[name] = _comeback.definition(self.node.raw(name))
                 for place in _comeback.nameless_volumes(self.node.raw(name)):
@@ -396,6 +393,8 @@ class Service:
                 "a service that can be started again when the new one fails",
                 "let the play use sudo (spark_become: true), or set accept_no_rollback: true in spark_stop",
             )
+        if lost:
+            item["lost"] = lost
         for text in lost:
             self.result["warnings_list"].append(f"{text}: it cannot be brought back")
 
@@ -558,7 +557,10 @@ class Service:
 
     def _by_hand_again(self, item: dict[str, t.Any], name: str) -> tuple[int, str]:
         """Run again what had been run with ``docker exec``. The environment goes through a file that is there for this moment."""
-        for entry in (item.get("by_hand") or {}).get(name, []):
+        entries = (item.get("by_hand") or {}).get(name, [])
+        if entries and self.node.left_by_hand(self.node.docker.inspect([name])[name]):
+            return 0, ""  # a second try to restore finds it running
+        for entry in entries:
             handle, path = tempfile.mkstemp(prefix=".env.", dir=os.path.dirname(self.p["record"]))
             try:
                 with os.fdopen(handle, "w", encoding="utf-8") as stream:
@@ -572,6 +574,8 @@ class Service:
 
     def _await(self, item: dict[str, t.Any]) -> None:
         """Wait until it listens as it did; a container or unit that ended meanwhile fails at once."""
+        if item.get("lost"):
+            raise self._not_back(item, f"{', '.join(item['lost'])}: start it by hand")
         missing: list[str] = []
         for looks, dummy in enumerate(clock(self.p["start_timeout"], 0.5), 1):
             found = self.node.docker.inspect(item["containers"]) if item["containers"] else {}

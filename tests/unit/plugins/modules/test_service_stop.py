@@ -284,6 +284,7 @@ def test_a_server_that_was_run_with_docker_exec_is_run_again(stop):
     assert not result.get("failed") and machine.containers["old"]["execs"][950][1] == SERVE and "hush" not in json.dumps(result)
     (call,) = [c for c in machine.calls if c[:2] == ["docker", "exec"]]
     assert call[2:7] == ["-d", "--user", "0:0", "--workdir", "/sgl-workspace"] and "hush2" not in " ".join(call)
+    assert len([c for c in machine.calls if c[:2] == ["docker", "exec"]]) == 1
     assert machine.env_files == [(0o600, "HF_TOKEN=hush2\n")] and not os.path.exists(call[call.index("--env-file") + 1])
 
 
@@ -311,12 +312,15 @@ def test_one_run_with_docker_exec_that_ends_at_once_is_not_waited_for(stop):
 
 
 def test_one_that_cannot_be_started_again_is_refused_before_anything_is_stopped(stop):
-    machine = Machine([{**IDLE, "execs": {900: (1, [""], "")}}, {"name": "first"}])
+    machine = Machine([{**IDLE, "name": "first", "exec_port": 30001}, {**IDLE, "execs": {910: (1, [""], "")}}])
     named = {"containers": ["first", "old"], "ports": [30000]}
     result = stop(machine, **named)
-    assert result["problem"]["id"] == "stop-for-good" and "process 900 in container old" in result["msg"] and changing(machine) == []
+    assert result["problem"]["id"] == "stop-for-good" and "process 910 in container old" in result["msg"] and changing(machine) == []
+    assert "hush" not in json.dumps(result) and not result["changed"]
     result = stop(machine, accept_no_rollback=True, **named)
     assert not result.get("failed") and "cannot be brought back" in result["warnings_list"][0]
+    told = stop(machine, state="restored")["msg"]  # at once: nothing will ever listen
+    assert "process 910 in container old, which its own command did not start: start it by hand" in told and "nothing listens" not in told
 
 
 def test_one_that_removes_itself_is_made_again(stop):
