@@ -17,6 +17,7 @@ from ansible_collections.dgxspark.serving.plugins.module_utils import _tenants
 from ansible_collections.dgxspark.serving.plugins.module_utils._containers import exit_text, normal_stamp
 from ansible_collections.dgxspark.serving.plugins.module_utils._image import local_reference
 from ansible_collections.dgxspark.serving.plugins.module_utils._plan import LABEL, RAY, VLLM, cache_dir_of, repo_folder
+from ansible_collections.dgxspark.serving.plugins.module_utils._previous import SUFFIX
 
 OURS = (VLLM, RAY)
 METRICS = {
@@ -163,6 +164,7 @@ def unreachable_row(name: str, head: bool, address: str, error: str) -> dict[str
         "containers": [],
         "others": [],
         "records": [],
+        "aside": [],
         "model_folder": "",
         "image_names": [],
         "memory": None,
@@ -200,6 +202,7 @@ def node_row(
         "containers": containers,
         "others": others,
         "records": sorted(path for path, entry in (node.get("disks") or {}).items() if entry.get("checked") == path),
+        "aside": sorted(c["name"] for c in node["containers"] if _tenants.is_own(c, LABEL) and c["name"].endswith(SUFFIX)),
         "model_folder": f"{cache_dir_of(dict(settings), dict(node))}/hub/{repo_folder(settings['model'])}",
         "image_names": list(dict.fromkeys([settings["image"], local_reference(settings["image"])])),
         "memory": {"total": memory["total"], "available": memory["available"], "used": max(0, memory["total"] - memory["available"])},
@@ -342,7 +345,11 @@ def document(rows: t.Sequence[t.Mapping[str, t.Any]], settings: t.Mapping[str, t
     notes = []
     if server and server["model"] and server["model"] != settings["model"]:
         notes.append(f"the inventory says {settings['model']} now: site.yml would replace the server")
-    if server is None and any(row["records"] for row in rows):
+    if any(row["aside"] for row in rows):
+        notes.append(
+            "the version before is kept, stopped, until the new one is proven: if no site.yml runs now, one was cut off; run it again"
+        )
+    elif server is None and any(row["records"] for row in rows):
         notes.append("an old service was stopped here and is written down (teardown.yml -e spark_restore_old=true starts it)")
     return {
         "state": state,
@@ -357,7 +364,9 @@ def document(rows: t.Sequence[t.Mapping[str, t.Any]], settings: t.Mapping[str, t
         "ray": ray,
         "load": load(found.get("metrics") or []) if found.get("healthy") else None,
         "stage": None if found.get("healthy") or not found else {k: found.get(k) for k in ("stage", "detail", "loading_seconds")},
-        "nodes": [{key: value for key, value in row.items() if key not in ("server", "model_folder", "image_names")} for row in rows],
+        "nodes": [
+            {key: value for key, value in row.items() if key not in ("server", "model_folder", "image_names", "aside")} for row in rows
+        ],
         "problems": wrong,
         "notes": notes,
     }

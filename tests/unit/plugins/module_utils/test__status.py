@@ -336,6 +336,12 @@ def test_ray_that_was_not_asked_is_not_called_dead():
         (pair(server=HEALTHY), {"model": "Qwen/other"}, "the inventory says Qwen/other now"),
         (pair(head=(), worker=(), disks={"/a": {"checked": "/a"}}), {}, "an old service was stopped here"),
         (pair(server=HEALTHY, disks={"/a": {"checked": "/a"}}), {}, ""),
+        (
+            [row("spark-1", [ours("spark-vllm-previous", **EXITED)], disks={"/a": {"checked": "/a"}}), pair(worker=())[1]],
+            {},
+            "the version before is kept, stopped, until the new one is proven",
+        ),
+        ([row("spark-1", [gang.container("spark-vllm-previous", **EXITED)]), pair(worker=())[1]], {}, ""),
     ],
 )
 def test_notes(rows, more, note):
