@@ -10,7 +10,7 @@ MAKEFLAGS += --no-print-directory
 # `make lab NODES=3` and `NODES=3 make lab` are the same.
 export NODES
 
-.PHONY: help setup demo lab lab-down lab-status test lint unit sanity artifact molecule bench bench-sync format clean
+.PHONY: help setup demo lab lab-down lab-status test test-faults lint unit sanity artifact molecule bench bench-sync format clean
 
 help: ## this list
 	@echo "make <target>:"
@@ -45,6 +45,9 @@ artifact: ## build the collection, install it elsewhere, use it from there
 
 molecule: ## every scenario on the lab
 	@scripts/molecule
+
+test-faults: ## the scenarios with faults that take long (molecule/*_faults), which `make test` leaves out
+	@scripts/molecule --faults
 
 bench: ## how long things take on the lab
 	@lab/bench

@@ -9,8 +9,10 @@ import ipaddress
 import json
 import os
 import re
+import signal
 import subprocess
 import tempfile
+import threading
 import time
 import typing as t
 import urllib.error
@@ -71,6 +73,15 @@ class Run:
         return sum(counts["changed"] for counts in self.recap.values())
 
 
+def given(variables: dict[str, t.Any]) -> list[str]:
+    return ["-e", json.dumps(variables)] if variables else []
+
+
+def shell_of_a_person() -> dict[str, str]:
+    environ = {key: value for key, value in os.environ.items() if not key.startswith(("ANSIBLE_", "MOLECULE_"))}
+    return {**environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
 def site(
     *arguments: str,
     inventory: t.Sequence[Path | str] = (LAB,),
@@ -84,20 +95,67 @@ def site(
     ``new_connections``: not over those of an earlier run.
     """
     where = [word for path in inventory for word in ("-i", str(path))]
+    environ = shell_of_a_person()
     sockets = tempfile.mkdtemp(prefix="cp-") if new_connections else ""
     if sockets:  # as a variable: the inventory of a lab names a folder, too
         variables["ansible_control_path_dir"] = sockets
-    extra = ["-e", json.dumps(variables)] if variables else []
-    environ = {key: value for key, value in os.environ.items() if not key.startswith(("ANSIBLE_", "MOLECULE_"))}
-    environ.update(ANSIBLE_CONFIG=str(ROOT / "ansible.cfg"), ANSIBLE_NOCOLOR="1", PYTHONDONTWRITEBYTECODE="1")
     if sockets:
         environ.update(ANSIBLE_SSH_ARGS="-o ControlMaster=auto -o ControlPersist=5s -o ConnectTimeout=10")
     done = subprocess.run(
-        ["ansible-playbook", str(SITE.parent / playbook), *where, *extra, *arguments],
+        ["ansible-playbook", str(SITE.parent / playbook), *where, *given(variables), *arguments],
         cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout, check=False,
     )  # fmt: skip
     print(done.stdout)  # pytest shows it when the test fails
     return Run(done.returncode, done.stdout)
+
+
+def cut_off(ready: t.Callable[[], bool], seconds: float = 300, **variables: t.Any) -> None:
+    """A run of site.yml whose controller dies, with everything that it started, as soon as ``ready`` is true."""
+    command = ["ansible-playbook", str(SITE), "-i", str(LAB), *given(variables)]
+    with tempfile.TemporaryFile("w+") as output:
+        run = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=shell_of_a_person(),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            end = time.monotonic() + seconds
+            while not ready():
+                if run.poll() is not None or time.monotonic() > end:
+                    output.seek(0)
+                    raise AssertionError(f"it did not come so far: {output.read()}")
+                time.sleep(0.3)
+        finally:
+            if run.poll() is None:
+                os.killpg(run.pid, signal.SIGKILL)
+            run.wait()
+
+
+@contextlib.contextmanager
+def meanwhile(look: t.Callable[[], bool], seconds: float = 600) -> t.Iterator[list[float]]:
+    """Calls ``look`` again and again beside the block until it returns True; the list then holds the moment."""
+    done = threading.Event()
+    when: list[float] = []
+
+    def watch() -> None:
+        end = time.monotonic() + seconds
+        while not done.is_set() and time.monotonic() < end:
+            if look():
+                when.append(time.monotonic())
+                return
+            time.sleep(0.5)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield when
+    finally:
+        done.set()
+        watcher.join()
 
 
 # --- the nodes --------------------------------------------------------------------------------------------------------------

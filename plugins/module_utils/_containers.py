@@ -69,6 +69,12 @@ def summary(inspected: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
         "ports": ports,
         "network_mode": host.get("NetworkMode") or "",
         "gpu": gpu or host.get("Runtime") == "nvidia",
+        "command": [str(word) for word in [inspected.get("Path") or "", *(inspected.get("Args") or [])] if word],
+        "args": [str(word) for word in inspected.get("Args") or []],
+        "mounts": [
+            {"type": str(m.get("Type") or ""), "name": m.get("Name") or "", "target": str(m.get("Destination") or "")}
+            for m in inspected.get("Mounts") or []
+        ],
     }
 
 
@@ -130,6 +136,17 @@ class Docker:
 
     def start(self, name: str) -> tuple[int, str, str]:
         return self._call("start", name, timeout=120)
+
+    def rename(self, old: str, new: str) -> tuple[int, str, str]:
+        return self._call("rename", old, new)
+
+    def remove(self, name: str) -> tuple[int, str, str]:
+        """``docker rm``; volumes with a name stay."""
+        return self._call("rm", "--force", "--volumes", name, timeout=60)
+
+    def remove_volume(self, name: str) -> tuple[int, str, str]:
+        """Refused by Docker while a container has it."""
+        return self._call("volume", "rm", name)
 
 
 STAMP = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)) ?")
@@ -201,6 +218,18 @@ def unread(text: str, cursor: t.Mapping[str, t.Any] | None) -> tuple[list[tuple[
 
 CONTAINER_ID = re.compile(r"(?:docker[-/]|/)([0-9a-f]{64})(?:\.scope)?")
 UNIT = re.compile(r"/([^/]+\.service)(?=/|$)")
+
+
+USER_UNIT = re.compile(r"/user@(\d+)\.service/(?:[^/]+/)*?([^/]+\.service)(?=/|$)")
+
+
+def user_unit_of_cgroup(text: str) -> tuple[int, str] | None:
+    """(uid, unit) when a process belongs to a unit of a user's own systemd, and not to a container that such a unit has started."""
+    for line in text.splitlines():
+        found = USER_UNIT.search(line)
+        if found and not CONTAINER_ID.search(line[found.end() :]):
+            return int(found[1]), found[2]
+    return None
 
 
 def owner_of_cgroup(text: str) -> tuple[str | None, str | None]:

@@ -14,7 +14,9 @@ import re
 import typing as t
 import urllib.parse
 
+from ansible_collections.dgxspark.serving.plugins.module_utils._containers import user_unit_of_cgroup
 from ansible_collections.dgxspark.serving.plugins.module_utils._image import image_record, local_reference
+from ansible_collections.dgxspark.serving.plugins.module_utils._tenants import systemctl
 
 CAP_SYS_RESOURCE = 24
 UNLIMITED = -1
@@ -526,7 +528,8 @@ def owner_of(host: Host, pid: int | None, containers: t.Sequence[t.Mapping[str, 
         return owner
     owner["container"] = next((container["name"] for container in containers if container["running"] and container["pid"] == pid), None)
     if owner["container"] is None:
-        owner["unit"] = cgroup_unit(cgroup)
+        own = user_unit_of_cgroup(cgroup)
+        owner["unit"] = f"{host.user_of(own[0])}/{own[1]}" if own else cgroup_unit(cgroup)
     return owner
 
 
@@ -560,13 +563,16 @@ def parse_units(text: str) -> dict[str, str]:
 
 
 def collect_units(host: Host, units: t.Sequence[str]) -> dict[str, str]:
-    """``unit_states``: one systemctl call; the keys are the names as they were asked for."""
-    if not units:
-        return {}
-    rc, out, _err = host.run(["systemctl", "show", "--no-pager", "--property=Id,LoadState,ActiveState", "--", *units])
-    blocks = re.split(r"\n\s*\n", out.strip()) if rc == 0 else []
-    states = [next(iter(parse_units(block).values()), "unknown") for block in blocks]
-    return {unit: states[index] if index < len(states) and len(states) == len(units) else "unknown" for index, unit in enumerate(units)}
+    """``unit_states``: one systemctl call for each systemd that is asked; the keys are the names as they were asked for."""
+    result = dict.fromkeys(units, "unknown")
+    for user in dict.fromkeys(unit.rpartition("/")[0] for unit in units):
+        asked = [unit for unit in units if unit.rpartition("/")[0] == user]
+        names = [unit.rpartition("/")[2] for unit in asked]
+        rc, out, _err = host.run([*systemctl(user), "show", "--no-pager", "--property=Id,LoadState,ActiveState", "--", *names])
+        blocks = re.split(r"\n\s*\n", out.strip()) if rc == 0 else []
+        if len(blocks) == len(asked):
+            result.update({unit: next(iter(parse_units(block).values()), "unknown") for unit, block in zip(asked, blocks, strict=True)})
+    return result
 
 
 def expand_home(path: str, home: str) -> str:

@@ -17,19 +17,21 @@ import typing as t
 
 from ansible_collections.dgxspark.serving.plugins.module_utils import _fabric_path, _overrides, _tenants, _topology, _transport
 from ansible_collections.dgxspark.serving.plugins.module_utils._image import local_reference
+from ansible_collections.dgxspark.serving.plugins.module_utils._previous import SUFFIX
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 from ansible_collections.dgxspark.serving.plugins.module_utils._snapshot import is_plain
 
 LABEL = "dgxspark.serving"
 RAY = "spark-ray"
 VLLM = "spark-vllm"
-TMP_VOLUME = "spark-tmp"
+TMP_VOLUME = "spark-tmp"  # and a suffix for each Ray cluster: the previous one keeps its own until the new one is proven
 MODELS = "/models/hub"
 PLAIN_MODEL = "/models/plain"
 KERNELS = "/var/cache/kernels"
 STATE = "/var/lib/dgxspark-serving"
 CONFIG = "/etc/vllm"  # VLLM_CONFIG_ROOT, where vLLM looks for its file of variables that the ranks do not take from the head
 RECORD = f"{STATE}/stopped.json"  # of service_stop: what has been stopped for a server that is not proven yet
+OWN_NAMES = (RAY, VLLM, RAY + SUFFIX, VLLM + SUFFIX)
 MAX_CLOCK_SKEW = 60  # seconds; above this, logs of the nodes cannot be put in order and TLS to a hub fails
 
 # Seconds. Above any limit of ours, and fixed, so that another spark_ready_timeout does not replace the containers (RDY-01).
@@ -46,6 +48,9 @@ RAY_PORTS = {
 }
 RAY_WORKER_PORTS = (20002, 20999)
 SYSTEM_PORT = 45000  # one of those that Linux gives to who asks for any (32768 to 60999)
+
+# Arguments of "vllm serve" that place the ranks of the executor mp.
+MP_FLAGS = ("--nnodes", "-n", "--node-rank", "-r", "--master-addr", "--master-port", "--headless")
 
 
 def digest(value: t.Any) -> str:
@@ -206,7 +211,7 @@ def node_problems(settings: dict[str, t.Any], member: dict[str, t.Any]) -> list[
             "correct spark_gpus_per_node, or look at nvidia-smi on the node",
         )
     for container in node["containers"]:
-        if container["name"] in (RAY, VLLM) and not _tenants.is_own(container, LABEL):
+        if container["name"] in OWN_NAMES and not _tenants.is_own(container, LABEL):
             refuse(
                 "name-taken",
                 f"a container {container['name']} that this collection did not make",
@@ -232,14 +237,17 @@ def ray_ports(settings: dict[str, t.Any], head: bool) -> list[int]:
 
 
 def open_ports(settings: dict[str, t.Any], head: bool) -> list[int]:
-    """What the other nodes must reach there: Ray's services and workers, and one of those that Gloo, NCCL and vLLM get from the system."""
-    return [*ray_ports(settings, head), *(RAY_WORKER_PORTS if settings["executor"] == "ray" else ()), SYSTEM_PORT]
+    """What the other nodes must reach there: the services of the executor, and one of those that Gloo, NCCL and vLLM get from the system."""
+    if settings["executor"] == "mp":
+        return [*([settings["mp_port"]] if head else []), SYSTEM_PORT]
+    return [*ray_ports(settings, head), *RAY_WORKER_PORTS, SYSTEM_PORT]
 
 
 def node_claims(settings: dict[str, t.Any], member: dict[str, t.Any]) -> list[dict[str, t.Any]]:
     """Who holds what we need on this node; see ``_tenants.claims``."""
     ports = [settings["api_port"]] if member["head"] else []
     ports += ray_ports(settings, member["head"])
+    ports += [settings["mp_port"]] if member["head"] and settings["executor"] == "mp" else []
     # The old service listens on both nodes, so the API port is looked at on workers too.
     if settings["api_port"] not in ports:
         ports.append(settings["api_port"])
@@ -401,16 +409,19 @@ def models_mount(settings: dict[str, t.Any], node: dict[str, t.Any], cache_dir: 
 
 
 def container_base(
-    settings: dict[str, t.Any], member: dict[str, t.Any], members: list[dict[str, t.Any]], cache_dir: str
+    settings: dict[str, t.Any], member: dict[str, t.Any], members: list[dict[str, t.Any]], cache_dir: str, tmp_volume: str = ""
 ) -> dict[str, t.Any]:
-    """What both containers of a node have in common (design: host network and IPC, not privileged, restart policy "no")."""
+    """What all containers have in common (design: host network and IPC, not privileged, restart policy "no").
+
+    ``tmp_volume`` is the volume that the two containers of one Ray cluster share; without it /tmp is the container's own.
+    """
     node = member["node"]
     fingerprint = (member.get("image_fingerprint") or (node.get("image") or {}).get("fingerprint") or "unknown")[:12]
     return {
         "image": local_reference(settings["image"]),
         "env": environment(settings, member, members),
         "volumes": [
-            f"{TMP_VOLUME}:/tmp",
+            *([f"{tmp_volume}:/tmp"] if tmp_volume else []),
             models_mount(settings, node, cache_dir),
             f"{STATE}/kernels/{fingerprint}:{KERNELS}",
         ],
@@ -438,7 +449,12 @@ def finish(definition: dict[str, t.Any], settings: dict[str, t.Any], revision: s
 
 
 def ray_container(
-    settings: dict[str, t.Any], member: dict[str, t.Any], members: list[dict[str, t.Any]], cache_dir: str, image_fingerprint: str
+    settings: dict[str, t.Any],
+    member: dict[str, t.Any],
+    members: list[dict[str, t.Any]],
+    cache_dir: str,
+    image_fingerprint: str,
+    tmp_volume: str = TMP_VOLUME,
 ) -> dict[str, t.Any]:
     """``spark-ray`` of one node. The same whatever model is served, so that another model does not replace Ray."""
     head = next(m for m in members if m["head"])
@@ -456,7 +472,12 @@ def ray_container(
         f"--min-worker-port={RAY_WORKER_PORTS[0]}",
         f"--max-worker-port={RAY_WORKER_PORTS[1]}",
     ]
-    definition = {"name": RAY, "entrypoint": ["ray"], "command": command, **container_base(settings, member, members, cache_dir)}
+    definition = {
+        "name": RAY,
+        "entrypoint": ["ray"],
+        "command": command,
+        **container_base(settings, member, members, cache_dir, tmp_volume),
+    }
     return finish(definition, settings, "", "head" if member["head"] else "worker", image_fingerprint)
 
 
@@ -467,10 +488,11 @@ def vllm_container(
     cache_dir: str,
     image_fingerprint: str,
     revision: str,
+    tmp_volume: str = TMP_VOLUME,
 ) -> dict[str, t.Any]:
     """``spark-vllm`` on the head: the API server and engine core; the ranks run inside ``spark-ray`` of each node."""
     command = ["serve", snapshot_path(settings, revision), *vllm_arguments(settings)]
-    base = container_base(settings, member, members, cache_dir)
+    base = container_base(settings, member, members, cache_dir, tmp_volume)
     # Explicit, or vLLM would start a Ray of its own (RAY-03). Only here: "ray start" must not see it.
     base["env"]["RAY_ADDRESS"] = f"{member['address']}:{settings['ray_port']}"
     own = carry_over_file(carry_over(settings, members))
@@ -481,6 +503,26 @@ def vllm_container(
     # the path of a plain model does not say what is there
     extra = image_fingerprint + (revision if is_plain(settings["model"]) else "")
     return finish(definition, settings, revision, "server", extra)
+
+
+def rank_container(
+    settings: dict[str, t.Any],
+    member: dict[str, t.Any],
+    members: list[dict[str, t.Any]],
+    cache_dir: str,
+    image_fingerprint: str,
+    revision: str,
+) -> dict[str, t.Any]:
+    """``spark-vllm`` of one node for the executor ``mp``: its ranks, and on the head the API server too. No Ray."""
+    head = next(m for m in members if m["head"])
+    ranks = [head["name"], *(m["name"] for m in members if not m["head"])]
+    command = ["serve", snapshot_path(settings, revision), *vllm_arguments(settings)]
+    command += ["--nnodes", str(len(members)), "--node-rank", str(ranks.index(member["name"]))]
+    command += ["--master-addr", head["address"], "--master-port", str(settings["mp_port"])]
+    command += [] if member["head"] else ["--headless"]
+    definition = {"name": VLLM, "entrypoint": ["vllm"], "command": command, **container_base(settings, member, members, cache_dir)}
+    extra = image_fingerprint + (revision if is_plain(settings["model"]) else "")
+    return finish(definition, settings, revision, "server" if member["head"] else "rank", extra)
 
 
 def vllm_arguments(settings: dict[str, t.Any]) -> list[str]:
@@ -499,7 +541,7 @@ def vllm_arguments(settings: dict[str, t.Any]) -> list[str]:
     for flag, value in ours:
         if value is not None:
             arguments += [flag, str(value)]
-    reserved = {flag for flag, _value in ours} | {"--model", "-tp", "-pp", "--data-parallel-size", "--api-key"}
+    reserved = {flag for flag, _value in ours} | {"--model", "-tp", "-pp", "--data-parallel-size", "--api-key", *MP_FLAGS}
     for extra in settings["vllm_args"]:
         given = str(extra).split("=", 1)[0]
         flag = given.replace("_", "-") if given.startswith("--") else given  # vLLM takes both spellings
@@ -528,6 +570,10 @@ def variable_for(flag: str) -> str:
         "--gpu-memory-utilization": "spark_gpu_memory_utilization",
         "--max-model-len": "spark_max_model_len",
         "--model": "spark_model",
+        "--master-port": "spark_mp_port",
+        **dict.fromkeys(
+            ("--nnodes", "-n", "--node-rank", "-r", "--master-addr", "--headless"), "spark_executor, and the inventory's hosts"
+        ),
     }.get(flag, "none: not supported yet")
 
 
@@ -542,6 +588,17 @@ def running_as_planned(node: dict[str, t.Any], definition: dict[str, t.Any]) -> 
 
 def has_container(node: dict[str, t.Any], name: str) -> bool:
     return any(container["name"] == name for container in node["containers"])
+
+
+def running_version(members: list[dict[str, t.Any]]) -> str:
+    """The executor of a version of ours that runs on the whole gang ("" when none does, or only a part of one)."""
+    runs = {
+        m["name"]: {c["name"] for c in m["node"]["containers"] if c["running"] and _tenants.is_own(c, LABEL) and c["name"] in (RAY, VLLM)}
+        for m in members
+    }
+    if all(runs[m["name"]] == ({RAY, VLLM} if m["head"] else {RAY}) for m in members):
+        return "ray"
+    return "mp" if all(names == {VLLM} for names in runs.values()) else ""
 
 
 def has_record(node: dict[str, t.Any]) -> bool:
@@ -664,6 +721,25 @@ def gang_state(settings: dict[str, t.Any], members: list[dict[str, t.Any]]) -> d
     }
 
 
+def gang_containers(
+    settings: dict[str, t.Any], members: list[dict[str, t.Any]], image_fingerprint: str, revision: str
+) -> dict[str, dict[str, t.Any]]:
+    """The definitions of all containers, by node and name."""
+    cache = {m["name"]: cache_dir_of(settings, m["node"]) for m in members}
+    if settings["executor"] == "mp":
+        return {m["name"]: {VLLM: rank_container(settings, m, members, cache[m["name"]], image_fingerprint, revision)} for m in members}
+    # The name of the volume says which cluster it belongs to, so that two versions never share one.
+    clusters = [ray_container(settings, m, members, cache[m["name"]], image_fingerprint)["labels"][f"{LABEL}.definition"] for m in members]
+    volume = f"{TMP_VOLUME}-{digest(clusters)[:12]}"
+    result: dict[str, dict[str, t.Any]] = {}
+    for member in members:
+        arguments = (settings, member, members, cache[member["name"]], image_fingerprint)
+        result[member["name"]] = {RAY: ray_container(*arguments, volume)}
+        if member["head"]:
+            result[member["name"]][VLLM] = vllm_container(*arguments, revision, volume)
+    return result
+
+
 def serving_plan(
     settings: dict[str, t.Any], members: list[dict[str, t.Any]], image_fingerprint: str = "", revision: str = ""
 ) -> dict[str, t.Any]:
@@ -673,24 +749,27 @@ def serving_plan(
     image_fingerprint = image_fingerprint or state["image_fingerprint"] or "unknown"
     revision = revision or state["revision"] or settings["model_revision"]
     head = next(m for m in members if m["head"])
+    ray = settings["executor"] == "ray"
+    members = [{**m, "image_fingerprint": image_fingerprint} for m in members]
+    planned = gang_containers(settings, members, image_fingerprint, revision)
     nodes: dict[str, t.Any] = {}
     for member in members:
-        member = {**member, "image_fingerprint": image_fingerprint}
-        cache_dir = cache_dir_of(settings, member["node"])
-        containers: dict[str, t.Any] = {RAY: ray_container(settings, member, members, cache_dir, image_fingerprint)}
-        if member["head"]:
-            containers[VLLM] = vllm_container(settings, member, members, cache_dir, image_fingerprint, revision)
+        containers = planned[member["name"]]
+        present = {name: has_container(member["node"], name) for name in (RAY, VLLM)}
         nodes[member["name"]] = {
             "address": member["address"],
             "head": member["head"],
-            "cache_dir": cache_dir,
+            "cache_dir": cache_dir_of(settings, member["node"]),
             "containers": containers,
             "in_place": {name: running_as_planned(member["node"], d) for name, d in containers.items()},
-            "present": {name: has_container(member["node"], name) for name in (RAY, VLLM)},
+            "present": present,
+            "extra": [name for name, there in present.items() if there and name not in containers],
             "claims": node_claims(settings, member),
             "known": {c["name"]: c["id"] for c in member["node"]["containers"] if c["name"] in (RAY, VLLM)},
         }
-    ray_in_place = all(n["in_place"][RAY] for n in nodes.values())
+    nothing_extra = not any(n["extra"] for n in nodes.values())
+    ray_in_place = not ray or (nothing_extra and all(n["in_place"][RAY] for n in nodes.values()))
+    record_left = any(has_record(m["node"]) for m in members)
     return {
         **state,
         "image_fingerprint": image_fingerprint,
@@ -707,9 +786,12 @@ def serving_plan(
             "env": {m["name"]: fabric_environment(settings, m, members) for m in members},
             "carry_over": carry_over_file(carry_over(settings, members)),
         },
+        "tmp_volume": planned[head["name"]][RAY]["volumes"][0].split(":")[0] if ray else "",
         "ray_in_place": ray_in_place,
-        "server_in_place": ray_in_place and nodes[head["name"]]["in_place"][VLLM],
+        "server_in_place": ray_in_place and nothing_extra and all(all(n["in_place"].values()) for n in nodes.values()),
         "server_present": nodes[head["name"]]["present"][VLLM],
-        "record_left": any(has_record(m["node"]) for m in members),
+        "record_left": record_left,
+        # What runs can be come back to: it is whole, and no earlier run left something older to come back to.
+        "previous": "" if record_left else running_version(members),
         "stop_needed": any(c["action"] == "stop" for n in nodes.values() for c in n["claims"]),
     }

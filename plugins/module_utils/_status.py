@@ -17,6 +17,7 @@ from ansible_collections.dgxspark.serving.plugins.module_utils import _tenants
 from ansible_collections.dgxspark.serving.plugins.module_utils._containers import exit_text, normal_stamp
 from ansible_collections.dgxspark.serving.plugins.module_utils._image import local_reference
 from ansible_collections.dgxspark.serving.plugins.module_utils._plan import LABEL, RAY, VLLM, cache_dir_of, in_home, repo_folder
+from ansible_collections.dgxspark.serving.plugins.module_utils._previous import SUFFIX
 from ansible_collections.dgxspark.serving.plugins.module_utils._snapshot import is_plain
 
 OURS = (VLLM, RAY)
@@ -164,6 +165,7 @@ def unreachable_row(name: str, head: bool, address: str, error: str) -> dict[str
         "containers": [],
         "others": [],
         "records": [],
+        "aside": [],
         "model_folder": "",
         "image_names": [],
         "memory": None,
@@ -201,6 +203,7 @@ def node_row(
         "containers": containers,
         "others": others,
         "records": sorted(path for path, entry in (node.get("disks") or {}).items() if entry.get("checked") == path),
+        "aside": sorted(c["name"] for c in node["containers"] if _tenants.is_own(c, LABEL) and c["name"].endswith(SUFFIX)),
         "model_folder": in_home(settings["model"], dict(node))
         if is_plain(settings["model"])
         else f"{cache_dir_of(dict(settings), dict(node))}/hub/{repo_folder(settings['model'])}",
@@ -245,9 +248,16 @@ def _ray_total(rows: t.Sequence[t.Mapping[str, t.Any]], table: t.Mapping[str, t.
     }
 
 
+def without_ray(rows: t.Sequence[t.Mapping[str, t.Any]]) -> bool:
+    """Whether what is there was launched with the executor mp: a server and no Ray, or a rank of its own on a worker."""
+    anywhere = any(_one(row, RAY) for row in rows)
+    return any(_one(row, VLLM) and (row["role"] == "worker" or not anywhere) for row in rows)
+
+
 def problems(rows: t.Sequence[t.Mapping[str, t.Any]], ray: t.Mapping[str, t.Any], working: bool) -> list[str]:
     """What is wrong, one sentence each. ``working``: something of ours is meant to run, so that a missing part is wrong."""
     told = []
+    needed = VLLM if without_ray(rows) else RAY
     for row in rows:
         name = row["node"]
         if not row["reachable"]:
@@ -264,8 +274,8 @@ def problems(rows: t.Sequence[t.Mapping[str, t.Any]], ray: t.Mapping[str, t.Any]
                 told.append(f"{name}: container {container['name']} {container['exit']}")
         if not working or row["docker_error"]:
             continue
-        if not _one(row, RAY):
-            told.append(f"{name}: container {RAY} is not there")
+        if not _one(row, needed):
+            told.append(f"{name}: container {needed} is not there")
         elif row["ray"]["alive"] is False:
             told.append(f"{name}: {row['fabric']['address']} is not alive in Ray")
         if row["image"] and row["image"]["planned"] is False:
@@ -289,10 +299,17 @@ def verdict(rows: t.Sequence[t.Mapping[str, t.Any]], wrong: t.Sequence[str]) -> 
     server, container = head["server"] or {}, _one(head, VLLM)
     if container and not container["running"]:
         return "failed", _failure(container, server)
+    ranks = [(row["node"], _one(row, VLLM)) for row in rows if row["role"] == "worker"]
+    ended = next(((name, rank) for name, rank in ranks if rank and not rank["running"]), None)
+    if container and ended:  # vLLM's own /health does not notice: it answers 200 until the next request fails
+        return "failed", f"the server's rank on {ended[0]}, container {VLLM}, {ended[1]['exit']}"
     if container and not head["server"]:
         return "unknown", f"the server on {head['node']} could not be asked"
     if container:
         return _running(server, wrong)
+    left = [name for name, rank in ranks if rank and rank["running"]]
+    if left:
+        return "failed", f"the head has no container {VLLM}; its ranks on {', '.join(left)} wait for it"
     holders = [o for o in head["others"] if o["on_port"]] or head["others"]
     if holders:
         names = ", ".join(f"{o['kind'].replace('_', ' ')} {o['name']}" for o in holders)
@@ -331,7 +348,11 @@ def document(rows: t.Sequence[t.Mapping[str, t.Any]], settings: t.Mapping[str, t
     notes = []
     if server and server["model"] and server["model"] != settings["model"]:
         notes.append(f"the inventory says {settings['model']} now: site.yml would replace the server")
-    if server is None and any(row["records"] for row in rows):
+    if any(row["aside"] for row in rows):
+        notes.append(
+            "the version before is kept, stopped, until the new one is proven: if no site.yml runs now, one was cut off; run it again"
+        )
+    elif server is None and any(row["records"] for row in rows):
         notes.append("an old service was stopped here and is written down (teardown.yml -e spark_restore_old=true starts it)")
     return {
         "state": state,
@@ -346,7 +367,9 @@ def document(rows: t.Sequence[t.Mapping[str, t.Any]], settings: t.Mapping[str, t
         "ray": ray,
         "load": load(found.get("metrics") or []) if found.get("healthy") else None,
         "stage": None if found.get("healthy") or not found else {k: found.get(k) for k in ("stage", "detail", "loading_seconds")},
-        "nodes": [{key: value for key, value in row.items() if key not in ("server", "model_folder", "image_names")} for row in rows],
+        "nodes": [
+            {key: value for key, value in row.items() if key not in ("server", "model_folder", "image_names", "aside")} for row in rows
+        ],
         "problems": wrong,
         "notes": notes,
     }

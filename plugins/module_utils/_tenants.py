@@ -27,6 +27,22 @@ def unit_name(name: str) -> str:
     return name if name.endswith(known) else name + ".service"
 
 
+def units_by_user(names: t.Iterable[str]) -> dict[str, list[str]]:
+    """Full unit names by whose systemd has them: "" the machine's, else the user of ``user/unit``."""
+    result: dict[str, list[str]] = {}
+    for name in names:
+        user, dummy, unit = unit_name(name).rpartition("/")
+        result.setdefault(user, []).append(unit)
+    return result
+
+
+def systemctl(user: str) -> list[str]:
+    """The command to talk to the machine's systemd, or as root to that of a user, whether or not that user is logged in (it lingers)."""
+    if not user:
+        return ["systemctl"]
+    return ["runuser", "-u", user, "--", "sh", "-c", 'XDG_RUNTIME_DIR=/run/user/$(id -u) exec systemctl --user "$@"', "systemctl"]
+
+
 def is_running(container: t.Mapping[str, t.Any]) -> bool:
     """A container that is paused or in a restart loop holds its ports and its memory too."""
     return bool(container.get("running")) or container.get("state") in ("running", "restarting", "paused", "removing")

@@ -235,15 +235,12 @@ node:
 """
 
 import grp
-import http.client
 import importlib.util
-import json
 import os
 import platform
 import pwd
 import re
 import shutil
-import socket
 import stat
 import time
 import typing as t
@@ -251,49 +248,11 @@ import typing as t
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.dgxspark.serving.plugins.module_utils._boot_files import UNIT_NAME, state_of
+from ansible_collections.dgxspark.serving.plugins.module_utils._docker_api import DockerApi
 from ansible_collections.dgxspark.serving.plugins.module_utils._node import Host, collect
 from ansible_collections.dgxspark.serving.plugins.module_utils._snapshot import local_state, model_config
 
 COMMAND_TIMEOUT = 15
-DOCKER_TIMEOUT = 10
-
-
-class DockerApi:
-    """GET requests over the daemon's Unix socket on one connection; a path without version gets the daemon's own newest API."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._connection: http.client.HTTPConnection | None = None
-
-    def _connect(self) -> http.client.HTTPConnection:
-        if self._connection is None:
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            sock.settimeout(DOCKER_TIMEOUT)
-            try:
-                sock.connect(self._path)
-            except OSError:
-                sock.close()
-                raise
-            self._connection = http.client.HTTPConnection("localhost", timeout=DOCKER_TIMEOUT)
-            self._connection.sock = sock
-        return self._connection
-
-    def get(self, path: str) -> tuple[int, t.Any]:
-        """Status and decoded body (text when it is not JSON). Raises OSError."""
-        connection = self._connect()
-        try:
-            connection.request("GET", path, headers={"Host": "docker"})
-            response = connection.getresponse()
-            body = response.read()
-        except http.client.HTTPException as exc:
-            raise OSError(f"no HTTP answer to GET {path}: {exc!r}") from exc
-        if response.will_close:
-            connection.close()
-            self._connection = None
-        try:
-            return response.status, json.loads(body)
-        except ValueError:
-            return response.status, body.decode("utf-8", "replace")
 
 
 def login_user() -> dict[str, t.Any]:

@@ -35,7 +35,8 @@ options:
     description:
       - V(stopped) stops what runs of the named services.
       - V(restored) starts again what O(record) names, waits until it listens as it did before, and removes the record.
-      - V(forgotten) keeps the record as C(stopped.last.json) beside it, because the new service is proven.
+      - V(forgotten) keeps the record as C(stopped.last.json) beside it, because the new service is proven, and sees to it that the old one does not
+        start at the next boot (a container with the restart policy C(always), an enabled unit). V(restored) puts that back.
     type: str
     choices: [stopped, restored, forgotten]
     default: stopped
@@ -47,7 +48,8 @@ options:
     default: []
   units:
     description:
-      - Names of systemd units, with or without C(.service). They are stopped, not disabled.
+      - Names of systemd units, with or without C(.service); C(user/name) for one of a user's own systemd. They are stopped; V(forgotten) also
+        disables those that were enabled.
     type: list
     elements: str
     default: []
@@ -63,6 +65,11 @@ options:
     type: list
     elements: int
     default: []
+  accept_no_rollback:
+    description:
+      - Stop also what cannot be started again. Without it such a service is refused before anything is stopped.
+    type: bool
+    default: false
   timeout:
     description:
       - Seconds that a service has to end by itself before it is killed.
@@ -128,7 +135,7 @@ memory:
       description: When it was done.
       type: int
 warnings_list:
-  description: What is worth knowing, such as a container that cannot be brought back because it removes itself.
+  description: What is worth knowing, such as data that a container takes along that removes itself.
   returned: always
   type: list
   elements: str
@@ -145,54 +152,39 @@ problem:
 import json
 import os
 import re
+import signal
 import tempfile
 import time
 import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.dgxspark.serving.plugins.module_utils import _containers, _diagnosis, _tenants
+from ansible_collections.dgxspark.serving.plugins.module_utils import _comeback, _containers, _diagnosis, _record, _tenants
 from ansible_collections.dgxspark.serving.plugins.module_utils._containers import Docker, DockerError
+from ansible_collections.dgxspark.serving.plugins.module_utils._docker_api import SOCKET, DockerApi
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
+from ansible_collections.dgxspark.serving.plugins.module_utils._record import read_text
 from ansible_collections.dgxspark.serving.plugins.module_utils._wait import Run, bounded, clock, timed_out
 
-
-def read_text(path: str) -> str:
-    """The text of a file, "" when it cannot be read (a process that ended meanwhile)."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as stream:
-            return stream.read()
-    except OSError:
-        return ""
-
-
-def write_atomic(path: str, text: str) -> None:
-    """All or nothing, on disk before it returns; directory 0700, file 0600."""
-    folder = os.path.dirname(path) or "."
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=".stopped.", dir=folder)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-    folder_handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(folder_handle)
-    finally:
-        os.close(folder_handle)
+SETTLED = 10.0  # seconds that a process must have lived to be taken for a service
 
 
 class Node:
     """What runs and listens on this node now, in the shape of node_info (only what is needed here)."""
 
-    def __init__(self, run: Run, read: t.Callable[[str], str] = read_text) -> None:
+    def __init__(
+        self,
+        run: Run,
+        read: t.Callable[[str], str] = read_text,
+        kill: t.Callable[[int, int], None] = os.kill,
+        api: t.Callable[..., tuple[int, t.Any]] = DockerApi(SOCKET).call,
+        link: t.Callable[[str], str] = os.readlink,
+    ) -> None:
         self.run = run
         self.read = read
+        self.kill = kill
+        self.api = api
+        self.link = link
         self.docker = Docker(run)
 
     def observe(self, units: t.Sequence[str], all_containers: bool = True) -> dict[str, t.Any]:
@@ -230,24 +222,37 @@ class Node:
         return _containers.parse_ss(out)
 
     def owner(self, pid: int | None) -> tuple[str | None, str | None]:
-        return _containers.owner_of_cgroup(self.read(f"/proc/{pid}/cgroup")) if pid else (None, None)
+        if not pid:
+            return None, None
+        text = self.read(f"/proc/{pid}/cgroup")
+        own = _containers.user_unit_of_cgroup(text)
+        return (None, f"{self.user_name(str(own[0]))}/{own[1]}") if own else _containers.owner_of_cgroup(text)
 
     def user(self, pid: int | None) -> str | None:
         found = re.search(r"^Uid:\s+(\d+)", self.read(f"/proc/{pid}/status"), re.MULTILINE) if pid else None
-        if not found:
-            return None
+        return self.user_name(found.group(1)) if found else None
+
+    def user_name(self, uid: str) -> str:
         for line in self.read("/etc/passwd").splitlines():
             fields = line.split(":")
-            if len(fields) > 2 and fields[2] == found.group(1):
+            if len(fields) > 2 and fields[2] == uid:
                 return fields[0]
-        return found.group(1)
+        return uid
 
     def units(self, names: t.Sequence[str]) -> dict[str, dict[str, str]]:
-        if not names:
-            return {}
-        wanted = [_tenants.unit_name(name) for name in names]
-        dummy, out, dummy2 = self.run(["systemctl", "show", "-p", "Id,LoadState,ActiveState,UnitFileState", "--", *wanted], timeout=15)
-        return _tenants.parse_units(out)
+        """The named units that exist, by name; ``user/unit`` is one of a user's own systemd."""
+        result: dict[str, dict[str, str]] = {}
+        for user, wanted in _tenants.units_by_user(names).items():
+            argv = [*_tenants.systemctl(user), "show", "-p", "Id,LoadState,ActiveState,UnitFileState", "--", *wanted]
+            out = self.run(argv, timeout=15)[1]
+            result.update({f"{user}/{name}" if user else name: values for name, values in _tenants.parse_units(out).items()})
+        return result
+
+    @staticmethod
+    def systemctl(unit: str, verb: str) -> list[str]:
+        """The command that does this to a unit."""
+        ((user, names),) = _tenants.units_by_user([unit]).items()
+        return [*_tenants.systemctl(user), verb, "--", *names]
 
     def gpu_pids(self, items: t.Sequence[t.Mapping[str, t.Any]], containers: t.Sequence[t.Mapping[str, t.Any]]) -> dict[int, str]:
         """The GPU processes that belong to what will be stopped: {pid: name}."""
@@ -266,10 +271,51 @@ class Node:
                 result[process["pid"]] = process["name"]
         return result
 
+    def by_hand(self, container: t.Mapping[str, t.Any]) -> list[dict[str, t.Any]]:
+        """What was started in a container with ``docker exec``, so that it can be started again: {argv, user, cwd, env, pid} of each."""
+        roots = self.left_by_hand(container)
+        config = (self.raw(container["name"]).get("Config") or {}) if roots else {}
+        own = [str(word) for word in config.get("Env") or []]
+        entries = []
+        for pid in roots:
+            # Docker's health check and a monitor's question are run in the same way; they do not stay.
+            if (
+                self.argv(pid) == _comeback.health_check(config)
+                or _comeback.age(self.read(f"/proc/{pid}/stat"), self.read("/proc/uptime")) < SETTLED
+            ):
+                continue
+            ids = [re.search(rf"^{key}:\s+(\d+)", self.read(f"/proc/{pid}/status"), re.MULTILINE) for key in ("Uid", "Gid")]
+            try:
+                cwd = self.link(f"/proc/{pid}/cwd")
+            except OSError:
+                cwd = "/"
+            user = ":".join(found[1] for found in ids if found)
+            env = _comeback.environment(self.read(f"/proc/{pid}/environ"), own)
+            entries.append({"pid": pid, "argv": self.argv(pid), "user": user or "0", "cwd": cwd, "env": env})
+        return entries
+
+    def left_by_hand(self, container: t.Mapping[str, t.Any]) -> list[int]:
+        """The processes of a container that its own command did not start."""
+        rc, out, dummy = self.run(["docker", "top", container["name"], "-eo", "pid,ppid"], timeout=20)
+        parents = _comeback.parse_top(out) if rc == 0 else {}
+        return _comeback.started_by_hand(parents, container["pid"], _comeback.idle(container.get("command") or []), self.argv)
+
+    def argv(self, pid: int) -> list[str]:
+        return self.read(f"/proc/{pid}/cmdline").rstrip("\0").split("\0")
+
+    def raw(self, name: str) -> dict[str, t.Any]:
+        """All that ``docker inspect`` says of one container; {} when it is not there."""
+        rc, out, dummy = self.run(["docker", "container", "inspect", name], timeout=30)
+        return dict(json.loads(out)[0]) if rc == 0 else {}
+
     def memory(self) -> int:
         """MemAvailable in bytes (0 when it is not known)."""
         found = re.search(r"^MemAvailable:\s+(\d+) kB", self.read("/proc/meminfo"), re.MULTILINE)
         return int(found.group(1)) * 1024 if found else 0
+
+
+def stage_of(params: dict[str, t.Any]) -> str:
+    return "stop" if params["state"] == "stopped" else "restore"
 
 
 class Service:
@@ -278,38 +324,23 @@ class Service:
         self.node = node
         self.check_mode = check_mode
         self.result = result
-        self.record = self.load()
-        result["record"] = self.record
+        self.stage = stage_of(params)
+        self.record = _record.load(params["record"], params["node"], self.stage, node.read)
+        result["record"] = _comeback.public_record(self.record)
 
     # -- the record
 
-    def load(self) -> dict[str, t.Any] | None:
-        text = self.node.read(self.p["record"])
-        if not text:
-            return None
-        try:
-            record = json.loads(text)
-            if not isinstance(record.get("stopped"), list):
-                raise ValueError("no list of what was stopped")
-        except (ValueError, AttributeError) as exc:
-            raise self.problem(
-                "record-unreadable",
-                f"{self.p['record']}: {exc}",
-                "a record of this collection",
-                "move the file away; what it named must be started by hand",
-            ) from exc
-        return dict(record)
-
     def save(self, record: dict[str, t.Any]) -> None:
-        self.record = self.result["record"] = record
+        self.record = record
+        self.result["record"] = _comeback.public_record(record)
         if not self.check_mode:
-            write_atomic(self.p["record"], json.dumps(record, indent=1, sort_keys=True) + "\n")
+            _record.save(self.p["record"], record)
 
     def problem(self, ident: str, found: str, expected: str, remedy: str, **details: t.Any) -> Problem:
         return Problem(
             ident,
             node=self.p["node"],
-            stage="stop" if self.p["state"] == "stopped" else "restore",
+            stage=self.stage,
             found=found,
             expected=expected,
             remedy=remedy,
@@ -325,16 +356,13 @@ class Service:
         if refused:
             raise refused
         items = _tenants.stop_plan(seen, wanted)
-        self.result["stopped"] = items
         self.result["diff"] = _diff(items, "running", "stopped")
+        for item in items:
+            self._way_back(item, {c["name"]: c for c in seen["containers"]})
+        self.result["stopped"] = [_comeback.public(item) for item in items]
         if not items:
             return
         self.result["changed"] = True
-        for item in items:
-            if item.get("auto_remove"):
-                self.result["warnings_list"].append(
-                    f"{item['kind']} {item['name']} removes itself when it stops (--rm): it cannot be brought back"
-                )
         pids = self.node.gpu_pids(items, seen["containers"])
         for item in items:
             self._stop_one(item)
@@ -342,6 +370,44 @@ class Service:
             self._prove(items, pids)
             if self.record:
                 self.save({**self.record, "memory_after": self.node.memory()})
+
+    def _way_back(self, item: dict[str, t.Any], containers: t.Mapping[str, t.Mapping[str, t.Any]]) -> None:
+        """Add to an entry what "start" alone would not bring back; refused when that cannot be known."""
+        lost = []
+        for name in item["containers"]:
+            container = containers[name]
+            entries = self.node.by_hand(container)
+            lost += [f"process {e['pid']} in container {name}, which its own command did not start" for e in entries if not e["argv"][0]]
+            if any(e["argv"][0] for e in entries):
+                item.setdefault("by_hand", {})[name] = [e for e in entries if e["argv"][0]]
+            if container["auto_remove"]:
+                item.setdefault("definitions", {})[name] = _comeback.definition(self.node.raw(name))
+                for place in _comeback.nameless_volumes(self.node.raw(name)):
+                    self.result["warnings_list"].append(
+                        f"container {name} removes itself when it stops (--rm), and what it has in {place} with it"
+                    )
+        if lost and not self.p["accept_no_rollback"]:
+            raise self.problem(
+                "stop-for-good",
+                f"{', '.join(lost)}, and whose command cannot be read",
+                "a service that can be started again when the new one fails",
+                "let the play use sudo (spark_become: true), or set accept_no_rollback: true in spark_stop",
+            )
+        if lost:
+            item["lost"] = lost
+        for text in lost:
+            self.result["warnings_list"].append(f"{text}: it cannot be brought back")
+
+    def _end_by_hand(self, entries: t.Sequence[t.Mapping[str, t.Any]]) -> None:
+        """TERM what was started by hand, and wait: an idle main process ends without telling it."""
+        for entry in entries:
+            try:
+                self.node.kill(entry["pid"], signal.SIGTERM)
+            except OSError:  # it ended meanwhile
+                continue
+        for dummy in clock(self.p["timeout"], 0.3):
+            if not any(self.node.argv(entry["pid"])[0] for entry in entries):
+                return
 
     def _stop_one(self, item: dict[str, t.Any]) -> None:
         places = ", ".join(_tenants.where(p["address"], p["port"]) for p in item["ports"])
@@ -353,13 +419,15 @@ class Service:
         self.save(_tenants.merge_record(self.record, entry, node=self.p["node"], memory_before=before))
         grace = self.p["timeout"]
         if item["kind"] == "unit":
-            rc, dummy, err = self.node.run(["systemctl", "stop", "--", item["name"]], timeout=grace + 60)
+            rc, dummy, err = self.node.run(self.node.systemctl(item["name"], "stop"), timeout=grace + 60)
         elif item["kind"] == "compose_project" and self._compose("stop", item["name"], "-t", str(grace), timeout=grace + 60):
             return
         else:
             rc, err = 0, ""
             for name in item["containers"]:
-                rc, dummy, err = self.node.docker.stop(name, grace)
+                by_hand = item.get("by_hand", {}).get(name, [])
+                self._end_by_hand(by_hand)
+                rc, dummy, err = self.node.docker.stop(name, 2 if by_hand else grace)
                 if rc and _containers.NO_SUCH.search(err):
                     rc = 0
                 if rc:
@@ -422,9 +490,9 @@ class Service:
     def restore(self) -> None:
         record = self.record
         items = list(reversed((record or {}).get("stopped", [])))
-        self.result["restored"] = items
+        self.result["restored"] = [_comeback.public(item) for item in items]
         self.result["diff"] = _diff(items, "stopped", "running")
-        if record is None:
+        if record is None or not items:
             return
         self.result["changed"] = True
         problems = []
@@ -449,25 +517,65 @@ class Service:
                 raise self.problem(
                     first.id, first.found + (f"; also {others}" if others else ""), first.expected, first.remedy, **first.details
                 )
-            os.unlink(self.p["record"])
-        self.record = self.result["record"] = None
+        self.save({**record, "stopped": []})
+        self._nothing_left()
+
+    def _nothing_left(self) -> None:
+        """The record as it is: gone, unless our own previous version is still in it (serving_previous)."""
+        if not (self.record or {}).get("own"):
+            self.record = self.result["record"] = None
 
     def _start_one(self, item: dict[str, t.Any]) -> None:
         if item["kind"] == "unit":
-            rc, dummy, err = self.node.run(["systemctl", "start", "--", item["name"]], timeout=self.p["start_timeout"])
+            if item.get("enabled") == "enabled":
+                self._boot(item, self.node.systemctl(item["name"], "enable"))
+            rc, dummy, err = self.node.run(self.node.systemctl(item["name"], "start"), timeout=self.p["start_timeout"])
         elif item["kind"] == "compose_project" and self._compose("start", item["name"], timeout=120):
             return
         else:
             rc, err = 0, ""
             for name in reversed(item["containers"]):
+                self._create_again(item, name)
+                if item.get("restart_policy", {}).get(name) == "always":
+                    self._boot(item, ["docker", "update", "--restart=always", name])
                 rc, dummy, err = self.node.docker.start(name)
+                rc, err = (rc, err) if rc else self._by_hand_again(item, name)
                 if rc:
                     break
         if rc:
             raise self._not_back(item, " ".join(err.split())[-300:] or f"code {rc}")
 
+    def _create_again(self, item: dict[str, t.Any], name: str) -> None:
+        """Make a container again that removed itself."""
+        body = (item.get("definitions") or {}).get(name)
+        if not body or self.node.docker.inspect([name]):
+            return
+        status, answer = self.node.api("POST", f"/containers/create?name={name}", body)
+        if status != 201:
+            said = answer.get("message") if isinstance(answer, dict) else answer
+            raise self._not_back(item, f"Docker would not make container {name} again: {said}")
+
+    def _by_hand_again(self, item: dict[str, t.Any], name: str) -> tuple[int, str]:
+        """Run again what had been run with ``docker exec``. The environment goes through a file that is there for this moment."""
+        entries = (item.get("by_hand") or {}).get(name, [])
+        if entries and self.node.left_by_hand(self.node.docker.inspect([name])[name]):
+            return 0, ""  # a second try to restore finds it running
+        for entry in entries:
+            handle, path = tempfile.mkstemp(prefix=".env.", dir=os.path.dirname(self.p["record"]))
+            try:
+                with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                    stream.writelines(f"{key}={value}\n" for key, value in entry["env"].items())
+                rc, dummy, err = self.node.run(_comeback.exec_argv(name, entry, path), timeout=60)
+            finally:
+                os.unlink(path)
+            if rc:
+                return rc, err
+        return 0, ""
+
     def _await(self, item: dict[str, t.Any]) -> None:
         """Wait until it listens as it did; a container or unit that ended meanwhile fails at once."""
+        if item.get("lost"):
+            raise self._not_back(item, f"{', '.join(item['lost'])}: start it by hand")
         missing: list[str] = []
         for looks, dummy in enumerate(clock(self.p["start_timeout"], 0.5), 1):
             found = self.node.docker.inspect(item["containers"]) if item["containers"] else {}
@@ -476,6 +584,8 @@ class Service:
                 if container is None or not container["running"]:
                     text = "is not there" if container is None else _containers.exit_text(container)
                     raise self._not_back(item, f"container {name} {text}")
+                if (item.get("by_hand") or {}).get(name) and not self.node.left_by_hand(container):
+                    raise self._not_back(item, f"what was run in container {name} with docker exec ended at once")
             if item["kind"] == "unit":
                 state = self.node.units([item["name"]]).get(item["name"], {}).get("ActiveState", "not there")
                 if state not in _tenants.ACTIVE_UNIT_STATES:
@@ -487,7 +597,9 @@ class Service:
 
     def _not_back(self, item: dict[str, t.Any], why: str) -> Problem:
         if item["kind"] == "unit":
-            log = self.node.run(["journalctl", "-u", item["name"], "-n", "20", "--no-pager", "-o", "cat"], timeout=15)[1]
+            unit = item["name"].rpartition("/")
+            which = ["_SYSTEMD_USER_UNIT=" + unit[2]] if unit[0] else ["-u", unit[2]]
+            log = self.node.run(["journalctl", *which, "-n", "20", "--no-pager", "-o", "cat"], timeout=15)[1]
         else:
             log = "\n".join(self.node.docker.log_text(name, tail=20, timestamps=False) for name in item["containers"])
         tail = _diagnosis.last_lines(log)
@@ -502,16 +614,38 @@ class Service:
 
     # -- forgotten
 
+    def _not_at_boot(self) -> None:
+        """The old service must not take the GPU back at the next boot; the record says how it was, and restoring puts it back."""
+        for item in (self.record or {})["stopped"]:
+            for name, policy in item.get("restart_policy", {}).items():
+                if policy == "always" and self._act(f"set the restart policy of container {name} to no, it was always"):
+                    self._boot(item, ["docker", "update", "--restart=no", name])
+            if item["kind"] == "unit" and item.get("enabled") == "enabled" and self._act(f"disable unit {item['name']}"):
+                self._boot(item, self.node.systemctl(item["name"], "disable"))
+
+    def _act(self, text: str) -> bool:
+        self.result["actions"].append(text)
+        return not self.check_mode
+
+    def _boot(self, item: t.Mapping[str, t.Any], argv: list[str]) -> None:
+        rc, dummy, err = self.node.run(argv, timeout=60)
+        if rc and not _containers.NO_SUCH.search(err):
+            self.result["warnings_list"].append(
+                f"{item['kind']} {item['name']} will start at the next boot: {' '.join(err.split())[-200:]}"
+            )
+
     def forget(self) -> None:
-        if self.record is None:
+        if self.record is None or not self.record["stopped"]:
             return
         last = re.sub(r"(\.json)?$", r".last.json", self.p["record"], count=1)
         self.result["changed"] = True
         self.result["actions"].append(f"keep the record of what was stopped as {last}")
         self.result["diff"] = {"before": f"{self.p['record']}\n", "after": f"{last}\n"}
+        self._not_at_boot()
         if not self.check_mode:
-            os.replace(self.p["record"], last)
-        self.record = self.result["record"] = None
+            _record.save(last, {key: value for key, value in self.record.items() if key != "own"})
+        self.save({**self.record, "stopped": []})
+        self._nothing_left()
 
 
 def _diff(items: t.Sequence[t.Mapping[str, t.Any]], before: str, after: str) -> dict[str, str]:
@@ -529,6 +663,7 @@ def main() -> None:
             "units": {"type": "list", "elements": "str", "default": []},
             "compose_projects": {"type": "list", "elements": "str", "default": []},
             "ports": {"type": "list", "elements": "int", "default": []},
+            "accept_no_rollback": {"type": "bool", "default": False},
             "timeout": {"type": "int", "default": 60},
             "start_timeout": {"type": "int", "default": 900},
             "record": {"type": "path", "default": "/var/lib/dgxspark-serving/stopped.json"},
@@ -546,38 +681,25 @@ def main() -> None:
         "record": None,
         "memory": {"before": memory, "after": memory},
     }
+
+    def fail(problem: Problem) -> None:
+        result["elapsed"] = round(time.monotonic() - started, 2)
+        module.fail_json(msg=problem.msg, problem=problem.as_dict(), **result)
+
     try:
         service = Service(module.params, node, module.check_mode, result)
         {"stopped": service.stop, "restored": service.restore, "forgotten": service.forget}[module.params["state"]]()
-    except (Problem, DockerError, OSError) as exc:
-        problem = exc if isinstance(exc, Problem) else _other(exc, module.params)
-        result["elapsed"] = round(time.monotonic() - started, 2)
-        module.fail_json(msg=problem.msg, problem=problem.as_dict(), **result)
+    except Problem as exc:
+        fail(exc)
+    except DockerError as exc:
+        fail(_record.no_docker(exc, module.params["node"], stage_of(module.params)))
+    except OSError as exc:
+        fail(_record.unwritable(exc, module.params["record"], module.params["node"], stage_of(module.params)))
     result["memory"]["after"] = node.memory()
     result["elapsed"] = round(time.monotonic() - started, 2)
     for warning in result["warnings_list"]:
         module.warn(warning)
     module.exit_json(**result)
-
-
-def _other(exc: Exception, params: dict[str, t.Any]) -> Problem:
-    if isinstance(exc, DockerError):
-        return Problem(
-            "DOC-02",
-            node=params["node"],
-            stage="stop",
-            found=f"docker: {exc}",
-            expected="an answer of docker",
-            remedy="see systemctl status docker",
-        )
-    return Problem(
-        "record-unwritable",
-        node=params["node"],
-        stage="stop",
-        found=str(exc),
-        expected=f"{params['record']} to be writable",
-        remedy="run as root (become)",
-    )
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ description:
   - Every stage has its own limit for the time without progress; O(timeout) ends it all. When a container ends, or the log shows a line
     that is known to be fatal, it
     fails within seconds with the first cause and a remedy.
+  - With O(watch=true) it asks nothing and only watches O(container). As one task over all nodes, with O(watch=true) on all but the head, the end
+    of a rank on any node ends the wait on the head too, within seconds and with the rank's own cause.
   - Its action plugin runs the module in slices and shows one line at each new stage and every 15 seconds.
 author:
   - dgxspark.serving contributors (!UNKNOWN)
@@ -60,6 +62,12 @@ options:
       - Name of the Ray container of this node, which must keep running too; empty without Ray.
     type: str
     default: ""
+  watch:
+    description:
+      - Watch O(container) for as long as the other nodes of the same task wait for their server. Its action plugin needs it to run at the same
+        time as those (C(forks)); alone it looks once.
+    type: bool
+    default: false
   ranks:
     description:
       - Names of further containers of this node that must keep running.
@@ -475,6 +483,18 @@ class Ready:
             raise problem
         return False
 
+    def watch(self, budget: float | None) -> bool:
+        """Raise when the container ends; False when the budget is over, True when nobody can be waiting any more. Docker waits for us, so this
+        costs nothing meanwhile.
+        """
+        self.look_at_containers()
+        if self.now() - self.state["started"] > self.p["timeout"]:
+            return True
+        if budget:
+            self.docker.run([self.docker.command, "wait", self.p["container"]], timeout=budget)
+            self.look_at_containers()
+        return False
+
     def wait(self, budget: float | None) -> bool:
         """Wait; False when the budget (seconds; None = no slices) is over before the server is ready."""
         begin = self.now()
@@ -541,6 +561,7 @@ def main() -> None:
             "served_model": {"type": "str", "required": True},
             "container": {"type": "str", "default": "spark-vllm"},
             "ray_container": {"type": "str", "default": ""},
+            "watch": {"type": "bool", "default": False},
             "ranks": {"type": "list", "elements": "str", "default": []},
             "api_key": {"type": "str", "no_log": True},
             "timeout": {"type": "float", "default": 3600},
@@ -570,7 +591,8 @@ def main() -> None:
         result.update(check(ready))
         module.exit_json(**result)
     try:
-        done = ready.wait(module.params["slice"] if sliced else None)
+        wait = ready.watch if module.params["watch"] else ready.wait
+        done = wait(module.params["slice"] if sliced else None)
         result.update(ready.result(done))
     except Problem as problem:
         result.update(ready.result(False))

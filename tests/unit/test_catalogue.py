@@ -45,7 +45,7 @@ MAKERS = ("Problem", "_problem", "problem", "Row")
 SHAPE = re.compile(r"[A-Z]{1,3}-\d{1,2}|[a-z][a-z0-9]*(-[a-z0-9]+)*")
 NUMBERED = re.compile(r"[A-Z]{3}-\d{2}")
 # Texts that look like ids of ours and are none.
-OTHER = {"docker-proxy", "docker-pull", "node-manager-port", "vllm-distributed", "vllm-ray"}
+OTHER = {"docker-init", "docker-proxy", "docker-pull", "node-manager-port", "vllm-distributed", "vllm-ray"}
 
 
 def reported_ids(source: str) -> list[str]:

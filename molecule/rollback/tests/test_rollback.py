@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
-import threading
 import time
+import typing as t
+from pathlib import Path
 
+import pytest
 import spark
 
 # More than the model supports: vLLM's parser takes it, so the probe of the image cannot know, and the server refuses it when it starts.
@@ -69,26 +71,110 @@ def test_what_an_earlier_run_stopped_comes_back_too() -> None:
 
 def test_the_ray_container_of_the_worker_dies() -> None:
     """The server on the head only sees that a node is gone; the message names the container that ended, on the other node."""
-    done = threading.Event()
 
-    def kill() -> None:
-        end = time.monotonic() + 600
-        while not done.is_set() and time.monotonic() < end:
-            if "spark-vllm" in spark.running("spark-1"):
-                spark.on("spark-2", "docker", "kill", "spark-ray", check=False)
-                return
-            time.sleep(0.5)
+    def kill() -> bool:
+        if "spark-vllm" not in spark.running("spark-1"):
+            return False
+        spark.on("spark-2", "docker", "kill", "spark-ray", check=False)
+        return True
 
-    killer = threading.Thread(target=kill)
-    killer.start()
-    try:
+    with spark.meanwhile(kill) as killed:
         run = spark.site()
-    finally:
-        done.set()
-        killer.join()
-    assert run.rc != 0
+    assert killed and run.rc != 0
     message = last_message(run)
-    for word in ("spark-2: found container spark-ray exited with code 137", "The old service serves again."):
+    for word in ("found container spark-ray exited with code 137", "The old service serves again."):
         assert word in message
-    assert message.index("spark-2: found container spark-ray") == 0
+    assert message.index("spark-2: ") == 0
     old_service_is_back()
+
+
+# --- old services of every kind: a unit, a unit of a user, a compose project, a container that removes itself, a server run with docker exec
+
+KINDS = {
+    "containers": [spark.OLD, "old-exec", "old-rm"],
+    "units": ["old-unit", "spark/old-user"],
+    "compose_projects": ["old-glm"],
+}
+PORTS = range(30011, 30016)
+
+
+def old_services(*arguments: str) -> None:
+    script = (Path(spark.ROOT) / "molecule" / "shared" / "old_services").read_text(encoding="utf-8")
+    for node in spark.NODES:
+        spark.on(node, "sh", "-c", script, "old_services", *arguments)
+
+
+@pytest.fixture
+def all_kinds() -> t.Iterator[None]:
+    old_services()
+    time.sleep(10)  # what has been in a container for less is taken for a passing command
+    try:
+        yield
+    finally:
+        old_services("remove")
+
+
+def answering(node: str) -> list[int]:
+    script = f"for port in {' '.join(map(str, PORTS))}; do curl -s -m 5 -o /dev/null http://127.0.0.1:$port/ && echo $port; done"
+    return [int(port) for port in spark.shell(node, script, check=False).split()]
+
+
+def test_old_services_of_every_kind_come_back(all_kinds: None) -> None:
+    secrets = {node: spark.shell(node, "docker inspect -f '{{json .Config.Env}}' old-rm") for node in spark.NODES}
+    run = spark.site(spark_max_model_len=TOO_LONG, spark_stop=KINDS, spark_stop_timeout=3)
+    assert run.rc != 0 and "The old service serves again." in last_message(run)
+    assert "hush" not in run.output
+    old_service_is_back()
+    for node in spark.NODES:
+        assert answering(node) == list(PORTS)
+        assert spark.shell(node, "docker inspect -f '{{json .Config.Env}}' old-rm") == secrets[node]
+
+
+# --- our own version of before: the whole gang of it
+
+
+def identities() -> dict[str, list[str]]:
+    return {node: sorted(c["Id"] for c in spark.inspect(node, *spark.OURS)) for node in spark.NODES}
+
+
+def previous_is_back(run: spark.Run, before: dict[str, list[str]]) -> None:
+    assert run.rc != 0
+    assert "The version that ran before (sparklab/tiny-qwen3) serves again." in last_message(run)
+    assert identities() == before
+    for node, count in (("spark-1", 2), ("spark-2", 1)):
+        assert len([name for name in spark.containers(node) if name.startswith("spark-")]) == count
+        assert len(spark.on(node, "docker", "volume", "ls", "-q", "--filter", "name=spark-tmp").split()) == 1
+        assert not record_is_there(node)
+    assert spark.ray_nodes() == [[address, 1.0] for address in spark.NODES.values()]
+    spark.answers()
+
+
+def test_an_upgrade_to_a_broken_environment_gives_the_version_before_back() -> None:
+    """Another environment is another Ray too: everything of the new version is new."""
+    assert spark.site().rc == 0
+    before = identities()
+    previous_is_back(spark.site(spark_env={**spark.settings()["spark_env"], "GLOO_SOCKET_IFNAME": "nosuch0"}), before)
+    assert spark.site().changed == 0
+
+
+def test_an_upgrade_that_was_cut_off_and_then_fails_gives_the_version_before_back() -> None:
+    """The controller dies while the new server loads, and the next run cannot start its own either."""
+    before = identities()
+    spark.cut_off(
+        lambda: "spark-vllm-previous" in spark.containers("spark-1") and "spark-vllm" in spark.running("spark-1"), spark_max_model_len=512
+    )
+    assert record_is_there("spark-1")
+    previous_is_back(spark.site(spark_max_model_len=TOO_LONG), before)
+
+
+def test_an_upgrade_that_is_proven_leaves_nothing_of_the_version_before() -> None:
+    """Cut off too: the next run takes over what it finds loading."""
+    spark.cut_off(
+        lambda: "spark-vllm-previous" in spark.containers("spark-1") and "spark-vllm" in spark.running("spark-1"), spark_max_model_len=512
+    )
+    new = spark.inspect("spark-1", "spark-vllm")[0]["Id"]
+    assert spark.site(spark_max_model_len=512).rc == 0
+    assert spark.containers("spark-1") == [spark.OLD, "spark-ray", "spark-vllm"] and spark.inspect("spark-1", "spark-vllm")[0]["Id"] == new
+    assert not record_is_there("spark-1")
+    assert spark.call("/v1/models")["data"][0]["max_model_len"] == 512
+    assert spark.site(spark_max_model_len=512).changed == 0

@@ -31,7 +31,7 @@ def options() -> dict[str, t.Any]:
 def settings(**more: t.Any) -> dict[str, t.Any]:
     """Every input without its prefix: the defaults, then those of the reference pair, then ``more``."""
     values = {name.removeprefix("spark_"): copy.deepcopy(spec.get("default")) for name, spec in options().items()}
-    values["stop"] = {"containers": [], "units": [], "compose_projects": []}
+    values["stop"] = {"containers": [], "units": [], "compose_projects": [], "accept_no_rollback": False}
     values.update(
         image=IMAGE,
         model=MODEL,

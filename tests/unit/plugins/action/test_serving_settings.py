@@ -70,6 +70,7 @@ def test_parts_of_a_dictionary_have_their_defaults(run):
         "containers": [],
         "units": ["ollama"],
         "compose_projects": [],
+        "accept_no_rollback": False,
     }
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 import types
 
 import pytest
@@ -14,30 +15,33 @@ from ansible_collections.dgxspark.serving.plugins.module_utils import _vllm
 
 class Clock:
     def __init__(self):
-        self.time = 0.0
+        self.at = 0.0
 
     def monotonic(self):
-        return self.time
+        return self.at
+
+    time = monotonic
 
     def sleep(self, seconds):
-        self.time += seconds
+        self.at += seconds
 
 
 @pytest.fixture
-def action(monkeypatch):
+def action(monkeypatch, tmp_path):
     """run(script) -> (result, lines shown, arguments of every slice); a script item is a result or an exception; a slice takes 5 s."""
 
     def run(script, check=False, **args):
         clock, shown, calls = Clock(), [], []
         script = list(script)
         plugin = vllm_ready.ActionModule.__new__(vllm_ready.ActionModule)
-        plugin._task = types.SimpleNamespace(args={"served_model": "m", **args}, check_mode=check, async_val=0)
+        plugin._task = types.SimpleNamespace(args={"served_model": "m", **args}, check_mode=check, async_val=0, _uuid="u")
         plugin._connection = types.SimpleNamespace(reset=lambda: shown.append("reset"))
 
         def execute(module_args, task_vars):
             calls.append(module_args)
-            clock.time += 5
+            clock.at += 5
             item = script.pop(0) if len(script) > 1 else script[0]
+            item = item() if callable(item) else item
             if isinstance(item, Exception):
                 raise item
             return dict(item)
@@ -45,9 +49,12 @@ def action(monkeypatch):
         plugin._execute_module = execute
         monkeypatch.setattr(vllm_ready.ActionBase, "run", lambda self, tmp=None, task_vars=None: {})
         monkeypatch.setattr(vllm_ready, "time", clock)
-        monkeypatch.setattr(vllm_ready, "display", types.SimpleNamespace(display=shown.append, vvv=lambda text: None))
+        monkeypatch.setattr(vllm_ready, "display", types.SimpleNamespace(display=shown.append, vvv=lambda text: None, warning=shown.append))
+        monkeypatch.setattr(vllm_ready.C, "DEFAULT_LOCAL_TMP", str(tmp_path))
+        monkeypatch.setattr(vllm_ready, "LOOK", 0.01)
         return plugin.run(None, {"inventory_hostname": "spark-1"}), shown, calls
 
+    run.board = vllm_ready.Board(str(tmp_path / "vllm_ready-u"))
     return run
 
 
@@ -94,6 +101,51 @@ def test_a_long_silence_is_a_failure_with_a_problem(action):
     result, dummy, calls = action([pending("weights", "w"), GONE], unreachable_grace=20)
     assert result["failed"] and result["problem"]["stage"] == "weights" and result["problem"]["node"] == "spark-1"
     assert "the node did not answer for 26 s" in result["msg"] and len(calls) == 5
+
+
+# --- one task over all nodes: the head waits, the others watch
+
+LOST = {"failed": True, "msg": "spark-2: found container spark-vllm exited with code 137", "problem": {"id": "RDY-06"}}
+
+
+def held():
+    """A slice that hangs until it is interrupted."""
+    time.sleep(5)
+    raise AssertionError("nobody has interrupted it")
+
+
+def test_a_rank_that_ended_on_another_node_ends_the_wait_of_the_head(action):
+    def slice_of_the_head():
+        action.board.tell("lost-spark-3", {"at": 2.0, "msg": "later"})
+        action.board.tell("lost-spark-2", {"at": 1.0, **LOST})
+        held()
+
+    result, dummy, dummy2 = action([slice_of_the_head])
+    assert result["failed"] and not result["ready"] and result["msg"] == LOST["msg"] and result["problem"] == LOST["problem"]
+    assert action.board.read("done") is not None
+
+
+def test_the_watch_of_a_worker_ends_with_the_wait_of_the_head(action):
+    def slice_of_the_worker():
+        action.board.tell("done", {})
+        held()
+
+    action.board.tell("begun", {})
+    result, shown, calls = action([pending("container", "c"), slice_of_the_worker], watch=True)
+    assert result == {"changed": False, "ready": False} and shown == [] and len(calls) == 2
+    assert action.board.lost_rank() is None
+
+
+def test_the_end_of_a_watched_container_is_told(action):
+    action.board.tell("begun", {})
+    result, dummy, dummy2 = action([LOST], watch=True)
+    assert result["failed"] and action.board.lost_rank()["msg"] == LOST["msg"]
+
+
+def test_a_worker_does_not_wait_for_a_head_that_does_not_begin(action):
+    """With one fork, and the worker first, the head's part of the task comes after this one."""
+    result, shown, calls = action([LOST], watch=True)
+    assert not result.get("failed") and calls == [] and "not watched" in shown[0]
 
 
 @pytest.mark.parametrize(

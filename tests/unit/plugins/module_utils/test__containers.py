@@ -134,3 +134,22 @@ def test_gpu_processes_of_a_gb10():
         (9000, "sglang::scheduler", 96073.0),
         (9001, "python3", None),
     ]
+
+
+NODE = "/docker/" + "d" * 64  # a node of the lab is a container itself
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/sglang.service\n", (1000, "sglang.service")),
+        (f"8:pids:{NODE}/user@1000.service\n1:name=systemd:{NODE}/user@1000.service/app.slice/sglang.service\n", (1000, "sglang.service")),
+        ("0::/user.slice/user-1000.slice/user@1000.service/init.scope\n", None),
+        ("0::/user.slice/user-1000.slice/session-3.scope\n", None),
+        ("0::/system.slice/sglang.service\n", None),
+        (f"0::/user.slice/user@1000.service/app.slice/docker.service/docker/{'a' * 64}\n", None),  # rootless Docker
+        ("", None),
+    ],
+)
+def test_units_of_a_user(text, expected):
+    assert _containers.user_unit_of_cgroup(text) == expected

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 
 import pytest
 
@@ -205,6 +206,10 @@ def test_ports_of_head_and_worker(name, port, refused):
 def test_ports_of_ray_are_not_needed_without_ray():
     facts = gang.node(listeners=[gang.listener(6379), gang.listener(6381)])
     assert _plan.node_problems(gang.settings(executor="mp"), gang.member(facts=facts)) == []
+    taken = gang.node(listeners=[gang.listener(29501)])
+    assert "29501" in _plan.node_problems(gang.settings(executor="mp"), gang.member(facts=taken))[0].msg
+    assert _plan.node_problems(gang.settings(executor="mp"), gang.member("spark-2", taken)) == []
+    assert _plan.node_problems(gang.settings(), gang.member(facts=taken)) == []
 
 
 @pytest.mark.parametrize(
@@ -413,7 +418,6 @@ RESOURCES = ["--num-gpus=1", "--num-cpus=2", "--object-store-memory=1073741824",
 COMMON = {
     "image": gang.IMAGE,
     "volumes": [
-        "spark-tmp:/tmp",
         "/home/nvidia/.cache/huggingface/hub:/models/hub:ro",
         f"/var/lib/dgxspark-serving/kernels/{gang.FINGERPRINT[:12]}:/var/cache/kernels",
     ],
@@ -428,8 +432,75 @@ COMMON = {
 
 
 def bare(definition):
-    """Without environment and labels, which have tests of their own."""
-    return {key: value for key, value in definition.items() if key not in ("env", "labels")}
+    """Without environment, labels and the cluster's volume, which have tests of their own."""
+    kept = {key: value for key, value in definition.items() if key not in ("env", "labels")}
+    return {**kept, "volumes": [volume for volume in kept["volumes"] if not volume.startswith("spark-tmp")]}
+
+
+def volume(**values):
+    """The volume for /tmp of both containers of a cluster; the same on all nodes."""
+    found = {d["volumes"][0] for name in gang.ADDRESSES if name != "spark-3" for d in containers(name, **values).values()}
+    assert len(found) == 1
+    return found.pop()
+
+
+def test_a_cluster_has_a_volume_of_its_own_that_its_servers_share():
+    assert re.fullmatch(r"spark-tmp-[0-9a-f]{12}:/tmp", volume())
+    assert volume(max_model_len=4096) == volume()
+    assert volume(ray_num_cpus=4) != volume()
+    plan = _plan.serving_plan(gang.settings(), gang.pair())
+    assert f"{plan['tmp_volume']}:/tmp" == volume()
+
+
+def test_ranks_without_ray():
+    server, rank = containers(executor="mp"), containers("spark-2", executor="mp")
+    assert list(server) == list(rank) == ["spark-vllm"]
+    serve = ["serve", SNAPSHOT, "--served-model-name", gang.MODEL, "--host", "0.0.0.0", "--port", "30000", "--tensor-parallel-size", "2"]
+    serve += ["--distributed-executor-backend", "mp", "--gpu-memory-utilization", "0.8", "--nnodes", "2"]
+    place = ["--master-addr", "192.168.200.12", "--master-port", "29501"]
+    common = {"name": "spark-vllm", "entrypoint": ["vllm"], **COMMON}
+    assert bare(server["spark-vllm"]) == {**common, "command": [*serve, "--node-rank", "0", *place]}
+    assert bare(rank["spark-vllm"]) == {**common, "command": [*serve, "--node-rank", "1", *place, "--headless"]}
+    assert rank["spark-vllm"]["env"]["VLLM_HOST_IP"] == "192.168.200.13" and "RAY_ADDRESS" not in server["spark-vllm"]["env"]
+    assert not any("/tmp" in mount for mount in rank["spark-vllm"]["volumes"])
+
+
+def test_ranks_are_counted_from_the_head_also_when_it_is_not_the_first():
+    members = gang.pair()[::-1]
+    for name, number in (("spark-1", "0"), ("spark-2", "1")):
+        command = containers(name, members, executor="mp")["spark-vllm"]["command"]
+        assert command[command.index("--node-rank") + 1] == number
+
+
+def as_running(executor, **worker):
+    """A pair on which a version of this executor runs; ``worker`` are changes to the worker's containers."""
+    sides = [
+        [gang.container(n, labels=d["labels"]) for n, d in containers(name, executor=executor).items()] for name in ("spark-1", "spark-2")
+    ]
+    return gang.pair({"containers": sides[0]}, {"containers": [{**c, **worker} for c in sides[1]]})
+
+
+@pytest.mark.parametrize(
+    ("running", "planned", "worker", "previous", "in_place"),
+    [
+        ("ray", "ray", {}, "ray", (True, True)),
+        ("mp", "mp", {}, "mp", (True, True)),
+        ("ray", "mp", {}, "ray", (True, False)),  # there is no Ray to replace: the stage vllm makes room
+        ("mp", "ray", {}, "mp", (False, False)),
+        ("mp", "mp", {"running": False, "state": "exited"}, "", (True, False)),
+        ("ray", "ray", {"running": False, "state": "exited"}, "", (False, False)),
+        ("ray", "ray", {"labels": {}}, "", (False, False)),
+    ],
+)
+def test_one_executor_after_the_other(running, planned, worker, previous, in_place):
+    plan = _plan.serving_plan(gang.settings(executor=planned), as_running(running, **worker))
+    assert (plan["previous"], (plan["ray_in_place"], plan["server_in_place"])) == (previous, in_place)
+
+
+def test_what_runs_after_an_interrupted_run_is_nothing_to_come_back_to():
+    members = as_running("ray")
+    members[1]["node"]["disks"] = {_plan.RECORD: {"checked": _plan.RECORD}}
+    assert _plan.serving_plan(gang.settings(), members)["previous"] == ""
 
 
 def test_ray_of_the_head():
@@ -618,6 +689,10 @@ def test_arguments(values, pair):
         ("--api-key", "not supported yet"),
         ("--api_key", "not supported yet"),
         ("--max_model_len=4096", "spark_max_model_len"),
+        ("--nnodes", "spark_executor"),
+        ("--node_rank=1", "spark_executor"),
+        ("--headless", "spark_executor"),
+        ("--master-port", "spark_mp_port"),
     ],
 )
 def test_arguments_that_have_a_variable_are_refused(argument, variable):

@@ -228,6 +228,30 @@ CASES = {
         1,
     ),
     "head looked at in part": ([{**pair()[0], "error": "looked at only in part: late"}, pair()[1]], "unknown", "could not be asked", 1),
+    "without Ray": (
+        [row("spark-1", [ours("spark-vllm")], {**HEALTHY, "ray": None}), row("spark-2", [ours("spark-vllm")])],
+        "serving",
+        "it answers",
+        0,
+    ),
+    "a rank without Ray ended": (
+        [row("spark-1", [ours("spark-vllm")], {**HEALTHY, "ray": None}), row("spark-2", [ours("spark-vllm", **EXITED)])],
+        "failed",
+        "the server's rank on spark-2, container spark-vllm, exited with code 1",
+        1,
+    ),
+    "a rank without Ray is gone": (
+        [row("spark-1", [ours("spark-vllm")], {**HEALTHY, "ray": None}), row("spark-2")],
+        "degraded",
+        "not all is well",
+        1,
+    ),
+    "ranks without their server": (
+        [row("spark-1"), row("spark-2", [ours("spark-vllm")])],
+        "failed",
+        "the head has no container spark-vllm; its ranks on spark-2 wait for it",
+        1,
+    ),
     "ray alone": (pair(head=("spark-ray",), server={**LOADING, "ray": BOTH}), "ray_only", "Ray runs", 0),
     "nothing": (pair(head=(), worker=()), "stopped", "nothing runs", 0),
     "old service": (
@@ -312,6 +336,12 @@ def test_ray_that_was_not_asked_is_not_called_dead():
         (pair(server=HEALTHY), {"model": "Qwen/other"}, "the inventory says Qwen/other now"),
         (pair(head=(), worker=(), disks={"/a": {"checked": "/a"}}), {}, "an old service was stopped here"),
         (pair(server=HEALTHY, disks={"/a": {"checked": "/a"}}), {}, ""),
+        (
+            [row("spark-1", [ours("spark-vllm-previous", **EXITED)], disks={"/a": {"checked": "/a"}}), pair(worker=())[1]],
+            {},
+            "the version before is kept, stopped, until the new one is proven",
+        ),
+        ([row("spark-1", [gang.container("spark-vllm-previous", **EXITED)]), pair(worker=())[1]], {}, ""),
     ],
 )
 def test_notes(rows, more, note):

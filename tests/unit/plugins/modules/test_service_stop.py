@@ -19,8 +19,10 @@ class Machine:
 
     def __init__(self, containers=(), units=(), bare=(), stubborn=(), broken=(), gpu=()):
         self.containers = {
-            c["name"]: {"running": True, "policy": "no", "port": None, "labels": {}, "pid": 100 + n, **c} for n, c in enumerate(containers)
+            c["name"]: {"running": True, "policy": "no", "port": None, "labels": {}, "pid": 100 + n, "execs": {}, **c}
+            for n, c in enumerate(containers)
         }
+        self.created, self.signals, self.env_files = [], [], []
         self.units = {name: {"state": "active", "port": port, "pid": 500 + n} for n, (name, port) in enumerate(units)}
         self.bare = list(bare)
         self.stubborn, self.broken, self.gpu = set(stubborn), set(broken), list(gpu)
@@ -32,6 +34,9 @@ class Machine:
 
     def run(self, argv, timeout=30, data=None):
         self.calls.append(argv)
+        self.user = argv[2] if argv[0] == "runuser" else ""
+        if self.user:
+            argv = argv[argv.index("systemctl") :]
         handler = {"docker": self._docker, "systemctl": self._systemctl, "ss": self._ss}.get(argv[0])
         if handler:
             return handler(argv[1:])
@@ -44,7 +49,9 @@ class Machine:
         return {
             "Id": self._ident(name),
             "Name": f"/{name}",
-            "Config": {"Image": "old:1", "Labels": c["labels"]},
+            "Path": c.get("command", ["/serve"])[0],
+            "Args": c.get("command", ["/serve"])[1:],
+            "Config": {"Image": "old:1", "Labels": c["labels"], "Env": ["PATH=/bin", "API_SECRET=hush"]},
             "State": {
                 "Status": "running" if c["running"] else "exited",
                 "Running": c["running"],
@@ -65,8 +72,24 @@ class Machine:
         if argv[0] == "stop":
             self.before_stop(name)
             if name not in self.stubborn:
-                self.containers[name]["running"] = False
+                self.containers[name].update(running=False, execs={})
+                if self.containers[name].get("auto_remove"):
+                    del self.containers[name]
             return 0, name, ""
+        if argv[0] == "top":
+            c = self.containers[argv[1]]
+            rows = [(c["pid"], 1), *((pid, parent) for pid, (parent, dummy, dummy2) in c["execs"].items())] if c["running"] else []
+            return 0, "PID PPID\n" + "".join(f"{pid} {parent}\n" for pid, parent in rows), ""
+        if argv[0] == "exec":
+            with open(argv[argv.index("--env-file") + 1], encoding="utf-8") as stream:
+                self.env_files.append((stat.S_IMODE(os.fstat(stream.fileno()).st_mode), stream.read()))
+            position = next(n for n, word in enumerate(argv) if word in self.containers)
+            if argv[position] not in self.broken:
+                self.containers[argv[position]]["execs"] = {950: (1, argv[position + 1 :], "")}
+            return 0, "", ""
+        if argv[0] == "update":
+            self.containers[name]["policy"] = argv[1].partition("=")[2]
+            return 0, "", ""
         if argv[0] == "start":
             self.containers[name].update(running=name not in self.broken, code=3)
             return 0, name, ""
@@ -79,17 +102,31 @@ class Machine:
             names = argv[argv.index("--") + 1 :]
             blocks = []
             for name in names:
-                known = self.units.get(name)
+                known = self.units.get(self.user + "/" + name if self.user else name)
                 blocks.append(
                     f"Id={name}\nLoadState={'loaded' if known else 'not-found'}\n"
                     f"ActiveState={known['state'] if known else 'inactive'}\nUnitFileState=enabled\n"
                 )
             return 0, "\n".join(blocks), ""
-        self.units[argv[-1]]["state"] = "inactive" if argv[0] == "stop" else "active"
+        unit = self.units[self.user + "/" + argv[-1] if self.user else argv[-1]]
+        if argv[0] in ("stop", "start"):
+            unit["state"] = "inactive" if argv[0] == "stop" else "active"
         return 0, "", ""
+
+    def api(self, method, path, body):
+        self.created.append((method, path, body))
+        name = path.partition("name=")[2]
+        self.containers[name] = {"name": name, "running": False, "policy": "no", "port": 30000, "labels": {}, "pid": 300, "execs": {}}
+        return 201, {"Id": "x"}
+
+    def kill(self, pid, number):
+        self.signals.append((pid, int(number)))
+        for c in self.containers.values():
+            c["execs"].pop(pid, None)
 
     def _ss(self, argv):
         rows = [(c["port"], c["pid"]) for c in self.containers.values() if c["port"] and c["running"]]
+        rows += [(c.get("exec_port"), pid) for c in self.containers.values() for pid in c["execs"] if c.get("exec_port")]
         rows += [(u["port"], u["pid"]) for u in self.units.values() if u["port"] and u["state"] == "active"]
         rows += self.bare
         return 0, "".join(f'LISTEN 0 9 127.0.0.1:{port} 0.0.0.0:* users:(("python3",pid={pid},fd=3))\n' for port, pid in rows), ""
@@ -98,12 +135,23 @@ class Machine:
         if path.startswith("/proc/") and path.endswith("/cgroup"):
             pid = int(path.split("/")[2])
             for name, c in self.containers.items():
-                if c["running"] and c["pid"] == pid:
+                if c["running"] and (c["pid"] == pid or pid in c["execs"]):
                     return f"0::/system.slice/docker-{self._ident(name)}.scope\n"
             for name, u in self.units.items():
                 if u["state"] == "active" and u["pid"] == pid:
-                    return f"0::/system.slice/{name}\n"
+                    own = name.rpartition("/")
+                    return (
+                        f"0::/user.slice/user-1000.slice/user@1000.service/app.slice/{own[2]}\n" if own[0] else f"0::/system.slice/{name}\n"
+                    )
             return "0::/user.slice/user@1000.service\n" if pid in [p for dummy, p in self.bare] else ""
+        if path.startswith("/proc/") and path.endswith(("/cmdline", "/environ", "/status")):
+            pid, kind = int(path.split("/")[2]), path.split("/")[3]
+            for c in self.containers.values():
+                if pid in c["execs"]:
+                    dummy, argv, env = c["execs"][pid]
+                    return {"cmdline": "\0".join(argv) + "\0", "environ": env, "status": "Uid:\t0\t0\nGid:\t0\t0\n"}[kind]
+        if path == "/etc/passwd":
+            return "root:x:0:0::/root:/bin/sh\nspark:x:1000:1000::/home/spark:/bin/sh\n"
         if path == "/proc/meminfo":
             return "MemTotal: 100 kB\nMemAvailable: 50 kB\n"
         if path.startswith(("/proc/", "/etc/")):
@@ -126,7 +174,8 @@ def stop(monkeypatch, tmp_path):
         monkeypatch.setattr(basic.AnsibleModule, "exit_json", leave)
         monkeypatch.setattr(basic.AnsibleModule, "fail_json", lambda self, **result: leave(self, failed=True, **result))
         monkeypatch.setattr(service_stop, "bounded", lambda run_command: machine.run)
-        monkeypatch.setattr(service_stop.Node.__init__, "__defaults__", (machine.read,))
+        links = lambda path: "/sgl-workspace"  # noqa: E731
+        monkeypatch.setattr(service_stop.Node.__init__, "__defaults__", (machine.read, machine.kill, machine.api, links))
         monkeypatch.setattr(service_stop, "clock", lambda total, interval: iter([0.0, 1.0, 2.0]))
         with (
             patch_module_args(
@@ -216,9 +265,100 @@ def test_one_that_does_not_stop(stop):
     assert stop.record.exists()
 
 
-def test_one_that_removes_itself_is_warned_about(stop):
-    result = stop(Machine([{**OLD, "auto_remove": True}]), **NAMED)
-    assert "cannot be brought back" in result["warnings_list"][0]
+SERVE = ["python3", "-m", "sglang.launch_server", "--port", "30000"]
+IDLE = {
+    "name": "old",
+    "command": ["sleep", "infinity"],
+    "exec_port": 30000,
+    "execs": {900: (1, SERVE, "PATH=/bin\0HF_TOKEN=hush2\0HOSTNAME=x\0"), 901: (900, ["python3", "worker"], "")},
+}
+
+
+def test_a_server_that_was_run_with_docker_exec_is_run_again(stop):
+    machine = Machine([IDLE])
+    result = stop(machine, **NAMED)
+    assert machine.signals == [(900, 15)] and changing(machine) == [["docker", "stop", "-t", "2", "old"]]
+    assert result["stopped"][0]["commands"] == {"old": ["python3"]} and "hush" not in json.dumps(result)
+    assert json.loads(stop.record.read_text())["stopped"][0]["by_hand"]["old"][0]["argv"] == SERVE
+    result = stop(machine, state="restored")
+    assert not result.get("failed") and machine.containers["old"]["execs"][950][1] == SERVE and "hush" not in json.dumps(result)
+    (call,) = [c for c in machine.calls if c[:2] == ["docker", "exec"]]
+    assert call[2:7] == ["-d", "--user", "0:0", "--workdir", "/sgl-workspace"] and "hush2" not in " ".join(call)
+    assert len([c for c in machine.calls if c[:2] == ["docker", "exec"]]) == 1
+    assert machine.env_files == [(0o600, "HF_TOKEN=hush2\n")] and not os.path.exists(call[call.index("--env-file") + 1])
+
+
+def test_what_does_not_stay_is_not_run_again(stop, monkeypatch):
+    """A health check, or a monitor that looks at this very moment."""
+    machine = Machine([{**OLD, "execs": {900: (1, ["nvidia-smi"], "")}}])
+    read = machine.read
+    files = {"/proc/900/stat": "900 (x) S 1 " + "0 " * 17 + "100000 0", "/proc/uptime": "1003.0 1"}
+    monkeypatch.setattr(machine, "read", lambda path: files.get(path) or read(path))
+    stop(machine, **NAMED)
+    assert machine.signals == [] and "by_hand" not in json.loads(stop.record.read_text())["stopped"][0]
+
+
+def test_one_run_with_docker_exec_that_ends_at_once_is_not_waited_for(stop):
+    machine = Machine([IDLE], broken=["old"])
+    stop(machine, **NAMED)
+    machine.broken = {"old"}
+    machine.containers["old"]["keep"] = True
+    original, machine.broken = machine._docker, {"old"}
+    machine._docker = lambda argv: (
+        (machine.containers["old"].update(running=True), (0, "", ""))[1] if argv[0] == "start" else original(argv)
+    )
+    result = stop(machine, state="restored")
+    assert "what was run in container old with docker exec ended at once" in result["msg"] and stop.record.exists()
+
+
+def test_one_that_cannot_be_started_again_is_refused_before_anything_is_stopped(stop):
+    machine = Machine([{**IDLE, "name": "first", "exec_port": 30001}, {**IDLE, "execs": {910: (1, [""], "")}}])
+    named = {"containers": ["first", "old"], "ports": [30000]}
+    result = stop(machine, **named)
+    assert result["problem"]["id"] == "stop-for-good" and "process 910 in container old" in result["msg"] and changing(machine) == []
+    assert "hush" not in json.dumps(result) and not result["changed"]
+    result = stop(machine, accept_no_rollback=True, **named)
+    assert not result.get("failed") and "cannot be brought back" in result["warnings_list"][0]
+    told = stop(machine, state="restored")["msg"]  # at once: nothing will ever listen
+    assert "process 910 in container old, which its own command did not start: start it by hand" in told and "nothing listens" not in told
+
+
+def test_one_that_removes_itself_is_made_again(stop):
+    machine = Machine([{**OLD, "auto_remove": True}])
+    result = stop(machine, **NAMED)
+    assert "old" not in machine.containers and "hush" not in json.dumps(result) and not result["warnings_list"]
+    result = stop(machine, state="restored")
+    assert machine.containers["old"]["running"] and "hush" not in json.dumps(result)
+    ((method, path, body),) = machine.created
+    assert (method, path) == ("POST", "/containers/create?name=old")
+    assert body["Image"] == "old:1" and body["Env"] == ["PATH=/bin", "API_SECRET=hush"] and body["HostConfig"]["AutoRemove"]
+
+
+def test_a_unit_of_a_user(stop):
+    machine = Machine(units=[("spark/sglang.service", 30000)])
+    named = {"units": ["spark/sglang"], "ports": [30000]}
+    result = stop(machine, units=["sglang"], ports=[30000])
+    assert result["problem"]["id"] == "port-held" and "units: [spark/sglang.service]" in result["msg"]
+    result = stop(machine, **named)
+    (call,) = [c for c in machine.calls if "stop" in c]
+    assert call[:3] == ["runuser", "-u", "spark"] and call[-4:] == ["systemctl", "stop", "--", "sglang.service"]
+    assert result["stopped"][0]["ports"] == [{"address": "127.0.0.1", "port": 30000}]
+    stop(machine, state="restored")
+    assert machine.units["spark/sglang.service"]["state"] == "active"
+
+
+def test_the_old_service_does_not_start_at_the_next_boot_once_the_new_one_is_proven(stop):
+    machine = Machine([{**OLD, "policy": "always"}, {"name": "second", "policy": "unless-stopped"}], [("ollama.service", 11434)])
+    named = {"containers": ["old", "second"], "units": ["ollama"], "ports": [30000]}
+    stop(machine, **named)
+    assert machine.containers["old"]["policy"] == "always"  # until then a node that boots has its old service
+    told = stop(machine, check=True, state="forgotten")["actions"]
+    assert told[1:] == ["disable unit ollama.service", "set the restart policy of container old to no, it was always"]
+    stop(machine, state="forgotten")
+    assert [machine.containers[name]["policy"] for name in ("old", "second")] == ["no", "unless-stopped"]
+    assert ["systemctl", "disable", "--", "ollama.service"] in machine.calls
+    stop(machine, state="restored", record=str(stop.record.parent / "stopped.last.json"))
+    assert machine.containers["old"]["policy"] == "always" and ["systemctl", "enable", "--", "ollama.service"] in machine.calls
 
 
 def test_a_gpu_process_that_survives(stop, monkeypatch):

@@ -78,6 +78,9 @@ class FakeDocker:
         self.reads = 0
 
     def __call__(self, argv, timeout=30, data=None):
+        if argv[1] == "wait":
+            self.waited = (argv[2:], timeout)
+            return 0, "", ""
         if argv[1] == "container":
             state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
             return 0 if state else 1, json.dumps(state), "" if state else "No such container"
@@ -357,3 +360,24 @@ def test_a_slice_that_is_not_ready_is_pending(monkeypatch):
 def test_unknown_stage_is_named(monkeypatch):
     result = module(monkeypatch, {"served_model": "tiny", "stage_timeouts": {"x": 1}}, FakeDocker())
     assert result["failed"] and "there is no stage 'x'" in result["msg"]
+
+
+def test_watching_asks_nothing_and_waits_with_docker():
+    docker = FakeDocker()
+    with Server(GOOD) as server:
+        ready = vllm_ready.Ready(params(server.url, watch=True), Docker(docker))
+        assert ready.watch(20) is False and docker.waited == (["spark-vllm"], 20)
+        assert server.seen == []
+
+
+def test_a_watched_container_that_ends():
+    docker = FakeDocker([[container()], [container(running=False, code=1)]], ["ValueError: broken flag"])
+    with pytest.raises(Problem) as caught:
+        vllm_ready.Ready(params("http://127.0.0.1:9", node="spark-2", watch=True), Docker(docker)).watch(20)
+    assert "spark-2: container: found container spark-vllm exited with code 1" in caught.value.msg and "broken flag" in caught.value.msg
+
+
+def test_a_watch_that_nobody_ends_ends_itself():
+    ready = vllm_ready.Ready(params("http://127.0.0.1:9", timeout=0, watch=True), Docker(FakeDocker()))
+    time.sleep(0.01)
+    assert ready.watch(20) is True

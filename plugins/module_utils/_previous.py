@@ -1,0 +1,49 @@
+# Copyright (c) 2026 dgxspark.serving contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The version of our own service that ran before: which containers are it, and how it answered.
+
+PRIVATE to the collection. Pure functions over ``summary`` of _containers and plain data.
+"""
+
+from __future__ import annotations
+
+import typing as t
+
+SUFFIX = "-previous"  # of the name of a container that was set aside
+LABEL = "dgxspark.serving"
+
+
+def argument(args: t.Sequence[str], name: str, default: str = "") -> str:
+    """The value of ``--name value`` or ``--name=value`` in a command line."""
+    for number, word in enumerate(args):
+        if word == name and number + 1 < len(args):
+            return str(args[number + 1])
+        if str(word).startswith(f"{name}="):
+            return str(word).split("=", 1)[1]
+    return default
+
+
+def api_url(args: t.Sequence[str]) -> str:
+    """Where a server with this command line answers on its own node."""
+    host = argument(args, "--host", "0.0.0.0")
+    return f"http://{'127.0.0.1' if host in ('0.0.0.0', '::', 'localhost', '') else host}:{argument(args, '--port', '8000')}"
+
+
+def kept(container: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
+    """What has to be known of a container of ours to start it again and to see that it answers as it did."""
+    args = container.get("args") or []
+    entry: dict[str, t.Any] = {"id": container["id"], "started_at": container["started_at"], "image": container["image"]}
+    if args[:1] == ["serve"]:
+        entry["headless"] = "--headless" in args
+        entry["served_model_name"] = (container.get("labels") or {}).get(f"{LABEL}.served_model_name", "")
+        entry["url"] = api_url(args)
+    else:
+        entry["address"] = argument(args, "--node-ip-address")
+        entry["port"] = int(argument(args, "--port", "0") or 0)
+        entry["gpus"] = int(argument(args, "--num-gpus", "1") or 1)
+    return entry
+
+
+def tmp_volumes(container: t.Mapping[str, t.Any]) -> list[str]:
+    """The volumes that belong to this container's cluster alone: what is mounted at /tmp."""
+    return [str(mount["name"]) for mount in container.get("mounts") or [] if mount["type"] == "volume" and mount["target"] == "/tmp"]

@@ -1,0 +1,361 @@
+#!/usr/bin/python
+
+# Copyright (c) 2026 dgxspark.serving contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: serving_previous
+short_description: Set our running version aside for an upgrade, and give it back
+version_added: 0.1.0
+description:
+  - An upgrade stops the containers of this collection that serve now and gives them another name (C(spark-vllm-previous)) instead of
+    removing them, until the new ones are proven. Their image and their volume for C(/tmp) are kept by that.
+  - What was set aside is written to O(record) before anything is stopped, so that an interrupted run loses nothing. A version that is
+    written down is never overwritten by one that was launched after it and is not proven.
+  - Only containers with the label of this collection are touched.
+author:
+  - dgxspark.serving contributors (!UNKNOWN)
+extends_documentation_fragment:
+  - dgxspark.serving.attributes
+  - dgxspark.serving.attributes.node
+attributes:
+  check_mode:
+    support: full
+    details:
+      - Says what it would do; the server is not asked.
+  diff_mode:
+    support: none
+    details:
+      - RV(actions) says it.
+  idempotent:
+    support: full
+    details:
+      - V(started) with O(restart=true) always starts again.
+options:
+  state:
+    description:
+      - V(kept) makes room for new O(containers). The present ones are set aside with O(keep=true), else removed.
+      - V(restored) removes what runs under our names and is not the version that is written down, and looks whether that is still there. It does
+        not start it, because the order over the nodes matters.
+      - V(started) gives O(containers) that were set aside their names back, and starts them.
+      - V(removed) removes O(containers), with the volume of their cluster.
+      - V(forgotten) removes what was set aside, with its volume, because the new version is proven (or the old one serves again).
+    type: str
+    choices: [kept, restored, started, removed, forgotten]
+    required: true
+  containers:
+    description:
+      - Names of containers, in the order to stop or start them.
+    type: list
+    elements: str
+    default: [spark-vllm, spark-ray]
+  keep:
+    description:
+      - With O(state=kept), whether what runs is a version to come back to.
+    type: bool
+    default: false
+  ask:
+    description:
+      - With O(state=kept) and O(keep=true), keep it only if its server answers on C(/health) and lists its model. For the node of the server.
+    type: bool
+    default: false
+  restart:
+    description:
+      - With O(state=started), stop a container that runs first.
+    type: bool
+    default: false
+  timeout:
+    description:
+      - Seconds that a container has to end by itself before it is killed.
+    type: int
+    default: 60
+  record:
+    description:
+      - Where to write down what was set aside. The same file as that of M(dgxspark.serving.service_stop).
+    type: path
+    default: /var/lib/dgxspark-serving/stopped.json
+"""
+
+EXAMPLES = r"""
+- name: Make room for another version of the server
+  dgxspark.serving.serving_previous:
+    state: kept
+    keep: true
+    ask: true
+    containers: [spark-vllm]
+
+- name: Make room for the previous version
+  dgxspark.serving.serving_previous:
+    state: restored
+
+- name: The new one is proven
+  dgxspark.serving.serving_previous:
+    state: forgotten
+"""
+
+RETURN = r"""
+actions:
+  description: What was or would be done, in sentences.
+  returned: always
+  type: list
+  elements: str
+kept:
+  description: Whether a previous version is written down on this node now.
+  returned: always
+  type: bool
+own:
+  description: The previous version on this node, by container name (C(id), C(started_at), and how it is reached).
+  returned: always
+  type: dict
+intact:
+  description: With O(state=restored), whether none of its containers was stopped meanwhile.
+  returned: always
+  type: bool
+problem:
+  description: Id, node, stage, found, expected and remedy of a failure.
+  returned: failure
+  type: dict
+"""
+
+import json
+import typing as t
+import urllib.error
+import urllib.request
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.dgxspark.serving.plugins.module_utils import _previous, _record, _tenants
+from ansible_collections.dgxspark.serving.plugins.module_utils._containers import Docker, DockerError
+from ansible_collections.dgxspark.serving.plugins.module_utils._previous import SUFFIX
+from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
+from ansible_collections.dgxspark.serving.plugins.module_utils._wait import bounded, timed_out
+
+ANSWER = 10.0  # seconds; a busy server is slow, a dead one refuses at once
+NAMES = ("spark-vllm", "spark-ray")
+
+
+def get(url: str) -> tuple[int, str]:
+    """Status (0: no answer) and body of one GET without proxies."""
+    try:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=ANSWER) as answer:
+            return answer.status, answer.read(1 << 20).decode("utf-8", "replace")
+    except urllib.error.HTTPError as exc:
+        return exc.code, ""
+    except (OSError, ValueError):
+        return 0, ""
+
+
+class Previous:
+    """The containers of ours on one node."""
+
+    def __init__(
+        self,
+        params: dict[str, t.Any],
+        docker: Docker,
+        check_mode: bool,
+        result: dict[str, t.Any],
+        ask: t.Callable[[str], tuple[int, str]] = get,
+    ) -> None:
+        self.p = params
+        self.docker = docker
+        self.check_mode = check_mode
+        self.result = result
+        self.ask = ask
+        self.stage = "rollback" if params["state"] in ("restored", "started") else "stop"
+        self.record = _record.load(params["record"], params["node"], self.stage) or {"stopped": []}
+        self.own: dict[str, dict[str, t.Any]] = dict(self.record.get("own") or {})
+        self.found = docker.inspect([*NAMES, *(name + SUFFIX for name in NAMES)])
+        self.tell()
+
+    def tell(self) -> None:
+        self.result.update(own=self.own, kept=bool(self.own))
+
+    def act(self, text: str) -> bool:
+        """Note an action; whether it is really to be done."""
+        self.result["actions"].append(text)
+        self.result["changed"] = True
+        return not self.check_mode
+
+    def must(self, answer: tuple[int, str, str], what: str, ident: str = "stop-failed") -> None:
+        rc, dummy, err = answer
+        if rc:
+            said = "it did not end in time" if timed_out(rc) else " ".join(err.split())[-300:] or f"code {rc}"
+            raise Problem(
+                ident,
+                node=self.p["node"],
+                stage=self.stage,
+                found=f"docker would not {what}: {said}",
+                expected=f"docker to {what}",
+                remedy="do it by hand and run again; what was stopped is written down and comes back when a run fails",
+            )
+
+    def ours(self, name: str) -> dict[str, t.Any] | None:
+        container = self.found.get(name)
+        return container if container and _tenants.is_own(container) else None
+
+    # -- kept
+
+    def answers(self, container: t.Mapping[str, t.Any]) -> bool:
+        """Whether this server can be come back to: it answers, with its own model."""
+        entry = _previous.kept(container)
+        if self.ask(entry["url"] + "/health")[0] != 200:
+            return False
+        status, body = self.ask(entry["url"] + "/v1/models")
+        try:
+            names = [str(model.get("id")) for model in json.loads(body)["data"]]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return False
+        return status == 200 and names == [entry["served_model_name"]]
+
+    def keep(self) -> None:
+        present = {name: self.ours(name) for name in NAMES}
+        wanted = self.p["keep"] and not self.own and any(present.values())  # else what runs was launched after it and is not proven
+        server = present["spark-vllm"]
+        if wanted and self.p["ask"] and not self.check_mode:
+            wanted = bool(server and server["running"] and self.answers(server))
+        if wanted:
+            self.own = {name: _previous.kept(c) for name, c in present.items() if c}
+            if not self.check_mode:
+                self.record = {**self.record, "node": self.p["node"], "own": self.own}
+                _record.save(self.p["record"], self.record)
+            self.tell()
+        for name in self.p["containers"]:
+            container = present.get(name)
+            if container is None:
+                continue
+            if self.own.get(name, {}).get("id") == container["id"]:
+                if self.act(f"set container {name} aside"):
+                    self.set_aside(name, container)
+            elif self.act(f"remove container {name}"):
+                self.remove(name, container)
+
+    def set_aside(self, name: str, container: t.Mapping[str, t.Any]) -> None:
+        self.must(self.docker.stop(name, self.p["timeout"]), f"stop container {name}")
+        left = self.ours(name + SUFFIX)
+        if left and left["id"] != container["id"]:
+            self.remove(name + SUFFIX, left)
+        self.must(self.docker.rename(name, name + SUFFIX), f"rename container {name} to {name}{SUFFIX}")
+
+    def remove(self, name: str, container: t.Mapping[str, t.Any]) -> None:
+        if container["running"]:
+            self.must(self.docker.stop(name, self.p["timeout"]), f"stop container {name}")
+        self.must(self.docker.remove(name), f"remove container {name}")
+        for volume in _previous.tmp_volumes(container):
+            self.docker.remove_volume(volume)  # the last container of a cluster takes it along; Docker refuses before that
+
+    # -- restored
+
+    def restore(self) -> None:
+        for name in NAMES:
+            container = self.ours(name)
+            if container and container["id"] != self.own.get(name, {}).get("id") and self.act(f"remove container {name}"):
+                self.remove(name, container)
+        missing = []
+        intact = True
+        for name, entry in self.own.items():
+            here, aside = self.ours(name), self.ours(name + SUFFIX)
+            if here and here["id"] == entry["id"]:
+                intact = intact and here["running"] and here["started_at"] == entry["started_at"]
+            elif aside and aside["id"] == entry["id"]:
+                intact = False
+            else:
+                missing.append(name)
+        self.result["intact"] = intact
+        if missing:
+            raise Problem(
+                "restore-failed",
+                node=self.p["node"],
+                stage=self.stage,
+                found=f"the previous version's container {', '.join(missing)} is gone",
+                expected="it to be there, stopped, until the new one is proven",
+                remedy="run the playbook with the settings of the previous version",
+            )
+
+    # -- started, forgotten
+
+    def start(self) -> None:
+        for name in self.p["containers"]:
+            aside, container = self.ours(name + SUFFIX), self.ours(name)
+            back = container is None and aside is not None
+            container = container or aside
+            if container is None:
+                raise Problem(
+                    "restore-failed",
+                    node=self.p["node"],
+                    stage=self.stage,
+                    found=f"no container {name}",
+                    expected="the previous version's container",
+                    remedy="run the playbook with the settings of the previous version",
+                )
+            if container["running"] and not self.p["restart"]:
+                continue
+            if self.act(f"start container {name}"):
+                # The name last, so that whoever watches our containers never sees one that is down.
+                if back:
+                    self.must(self.docker.rename(name + SUFFIX, name), f"rename container {name}{SUFFIX}", "restore-failed")
+                elif container["running"]:
+                    self.must(self.docker.stop(name, self.p["timeout"]), f"stop container {name}")
+                self.must(self.docker.start(name), f"start container {name}", "restore-failed")
+
+    def clear(self) -> None:
+        for name in self.p["containers"]:
+            container = self.ours(name)
+            if container and self.act(f"remove container {name}"):
+                self.remove(name, container)
+
+    def forget(self) -> None:
+        for name in NAMES:
+            container = self.ours(name + SUFFIX)
+            if container and self.act(f"remove container {name}{SUFFIX}"):
+                self.remove(name + SUFFIX, container)
+        if self.own:
+            self.own = {}
+            if self.act("forget the previous version"):
+                _record.save(self.p["record"], {key: value for key, value in self.record.items() if key != "own"})
+        self.tell()
+
+
+def main() -> None:
+    """Entry point."""
+    module = AnsibleModule(
+        argument_spec={
+            "state": {"type": "str", "choices": ["kept", "restored", "started", "removed", "forgotten"], "required": True},
+            "containers": {"type": "list", "elements": "str", "default": list(NAMES)},
+            "keep": {"type": "bool", "default": False},
+            "ask": {"type": "bool", "default": False},
+            "restart": {"type": "bool", "default": False},
+            "timeout": {"type": "int", "default": 60},
+            "record": {"type": "path", "default": "/var/lib/dgxspark-serving/stopped.json"},
+            "node": {"type": "str", "default": ""},
+        },
+        supports_check_mode=True,
+    )
+    params = module.params
+    result: dict[str, t.Any] = {"changed": False, "actions": [], "kept": False, "own": {}, "intact": False}
+
+    def fail(problem: Problem) -> None:
+        module.fail_json(msg=problem.msg, problem=problem.as_dict(), **result)
+
+    try:
+        previous = Previous(params, Docker(bounded(module.run_command)), module.check_mode, result)
+        {
+            "kept": previous.keep,
+            "restored": previous.restore,
+            "started": previous.start,
+            "removed": previous.clear,
+            "forgotten": previous.forget,
+        }[params["state"]]()
+    except Problem as exc:
+        fail(exc)
+    except DockerError as exc:
+        fail(_record.no_docker(exc, params["node"], "stop"))
+    except OSError as exc:
+        fail(_record.unwritable(exc, params["record"], params["node"], "stop"))
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()
