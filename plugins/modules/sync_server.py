@@ -470,7 +470,7 @@ class SyncServer:
             whole = [os.path.join(staging, _snapshot.WHOLE, row["blob"])] if plain else []
             part = os.path.join(staging, row["blob"] + _transfer.PART)
             blobs[row["blob"]] = {"path": place, "size": int(row["size"]), "also": whole, "part": part}
-        self.source, self.bytes = "arriving", sum(blob["size"] for blob in blobs.values())
+        self.source, self.bytes = "arriving", sum(int(row["size"]) for row in _snapshot.unique_blobs(rows))
         return self._config({"manifest_digest": _snapshot.manifest_digest(rows), "blobs": blobs})
 
     def _image(self) -> dict[str, t.Any] | None:

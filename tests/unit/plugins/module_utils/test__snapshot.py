@@ -342,6 +342,23 @@ def test_staging_is_inside_hub_when_hub_is_another_disk(cache: Cache, monkeypatc
     assert "/hub/.dgxspark-sync/" in _snapshot.staging_dir(str(cache.root), REPO)
 
 
+def test_a_snapshot_appears_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it is built there is nothing under its final name."""
+    cache = Cache(tmp_path).fill()
+    top = cache.folder / "snapshots" / OTHER
+    seen: list[bool] = []
+    original = _snapshot._link
+
+    def spy(*args: t.Any) -> None:
+        seen.append(top.exists())
+        original(*args)
+
+    monkeypatch.setattr(_snapshot, "_link", spy)
+    (tmp_path / "staging").mkdir()
+    _snapshot.publish(str(cache.folder), OTHER, ROWS, str(tmp_path / "staging"), OWNER)
+    assert seen == [False] * len(ROWS) and {row["path"]: (top / row["path"]).read_bytes() for row in ROWS} == FILES
+
+
 # --- other patterns, plain models, what the head does not have ---
 
 

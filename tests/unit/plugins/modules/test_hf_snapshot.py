@@ -321,6 +321,9 @@ def test_a_directory_is_a_model(bench: Bench, tmp_path: Path, monkeypatch: pytes
     assert not (_snapshot.local_state("", str(folder), "main") or {})["verified"]
     third = bench.run(**over)
     assert third["snapshot"]["files"] == 6 and third["snapshot"]["revision"] != first["snapshot"]["revision"]
+    (folder / "m.safetensors.index.json").write_text('{"weight_map": {"a": "only-in-the-index.safetensors"}}')
+    unlisted = bench.run(**over)
+    assert unlisted["problem"]["id"] == "model-incomplete" and "only-in-the-index.safetensors" in unlisted["msg"]
     (folder / "m-00002-of-00002.safetensors").unlink()
     gone = bench.run(**over)
     assert gone["problem"]["id"] == "model-incomplete" and "m-00002-of-00002.safetensors" in gone["msg"]

@@ -149,6 +149,8 @@ def test_two_runs_have_servers_of_their_own(bench: Bench, monkeypatch: pytest.Mo
     first, second = bench.run(unique=True), bench.run(unique=True)
     assert first["name"] != second["name"] and first["server"]["token"] != second["server"]["token"]
     assert first["unit"] == f"dgxspark-sync-{first['name']}" and first["name"].startswith("t-")
+    for made in (first, second):
+        assert bench.get(made["server"], f"/{made['server']['token']}/blobs/{bench.blob}") == (200, DATA)
     bench.run(name=first["name"], state="absent")
     assert bench.get(second["server"], f"/{second['server']['token']}/blobs/{bench.blob}") == (200, DATA)
     with pytest.raises(ConnectionRefusedError):
