@@ -31,7 +31,9 @@ def test_a_dead_head_is_noticed_but_not_a_short_cut(monkeypatch: pytest.MonkeyPa
         far_end = head.accept()[0]
         assert far_end.recv(100).startswith(b"GET / ")  # so everything is set
         (far,) = made
-        option = {name: far.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT")}
+        option = {
+            name: far.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT")
+        }
         assert far.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         assert 20 < option["TCP_KEEPIDLE"] + option["TCP_KEEPINTVL"] * option["TCP_KEEPCNT"] <= 90
         assert relay.links == 1
