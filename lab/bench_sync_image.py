@@ -32,6 +32,8 @@ RUNNER = """
 import importlib, json, sys
 from ansible.module_utils.testing import patch_module_args
 module = importlib.import_module("ansible_collections.dgxspark.serving.plugins.modules." + sys.argv[1])
+if hasattr(module, "STATE_DIR"):
+    module.STATE_DIR = "/var/lib/sparklab-bench/state"  # the node's own list of images stays as it is
 with patch_module_args(json.load(sys.stdin)):
     module.main()
 """
@@ -94,7 +96,8 @@ class Pair:
     def __exit__(self, *exc_info: t.Any) -> None:
         for name in (HEAD, WORKER):
             self.wipe(name)
-            node(name, f"rm -rf {FOLDER} /root/.ssh /var/lib/dgxspark-serving/images.json")
+            node(name, f"rm -rf {FOLDER} /root/.ssh")
+        node(WORKER, "rm -f /etc/ssh/sshd_config.d/00-bench.conf; systemctl reload ssh")
 
     @staticmethod
     def _program(name: str) -> None:
@@ -131,7 +134,7 @@ class Pair:
     def wipe(name: str = WORKER) -> None:
         """A node that never saw the image."""
         node(name, f"docker images --format '{{{{.Repository}}}}:{{{{.Tag}}}}' | grep -e '^{TAG}:' -e '/app:' | xargs -r docker rmi -f >/dev/null;"
-             "docker image prune -f >/dev/null; rm -f /var/lib/dgxspark-serving/images.json")  # fmt: skip
+             f"docker image prune -f >/dev/null; rm -rf {FOLDER}/state")  # fmt: skip
 
     def warm(self, version: str) -> None:
         """The head's blobs are in the page cache, nothing waits to be written."""

@@ -611,9 +611,7 @@ class ImageSync:
             return
         same = [image for image in self._all_images() if fingerprint and _image.image_fingerprint(image) == fingerprint]
         if same:
-            self.result["method"] = "tag"
-            self._tag(str(same[0]["Id"]), self.local)
-            self._done(same[0])
+            self._use(same[0])
             return
         self.result["incoming"] = {"layers": [], "unpacked": size}
         for root in self._data_roots():
@@ -707,9 +705,7 @@ class ImageSync:
             self._clean(temporary_names(self._all_images()))
             same = self._same(wanted)  # also what another run brought while this one waited
             if same:
-                self.result["method"] = "tag"
-                self._tag(str(same["Id"]), self.local)
-                self._done(same)
+                self._use(same)
                 return
             self._check_server()
             self.result["changed"] = True
@@ -724,6 +720,15 @@ class ImageSync:
         if self.params["layers"] or self.params["size"]:
             self._space(self.params["layers"], self.params["size"])
         self._would(f"pull {self.local} from the head", wanted)
+
+    def _use(self, image: dict[str, t.Any]) -> None:
+        """The right content is here, perhaps under another name."""
+        if self.local in (image.get("RepoTags") or []):
+            self._accept(image)
+            return
+        self.result["method"] = "tag"
+        self._tag(str(image["Id"]), self.local)
+        self._done(image)
 
     def _same(self, wanted: str) -> dict[str, t.Any] | None:
         return next((image for image in self._all_images() if wanted and _image.image_fingerprint(image) == wanted), None)

@@ -509,6 +509,7 @@ def test_peer_takes_what_another_run_brought_while_it_waited(bench: Bench) -> No
         result = bench.run("peer", fingerprint=WANTED)
         thread.join()
     assert not result.get("failed") and result["image"]["fingerprint"] == WANTED
+    assert (result["changed"], result["method"]) == (False, "none")
     assert not any(line.startswith("pull ") for line in bench.log())
 
 
