@@ -179,6 +179,7 @@ def node_image(lab: Lab) -> str:
         for name, target, mode in (
             ("nvidia-smi", "usr/bin/nvidia-smi", 0o755),
             ("nvidia-container-runtime-hook", "usr/bin/nvidia-container-runtime-hook", 0o755),
+            ("udevadm", "usr/local/sbin/udevadm", 0o755),
             ("sparklab-net", "usr/local/sbin/sparklab-net", 0o755),
             ("sparklab-net.service", "etc/systemd/system/sparklab-net.service", 0o644),
         ):

@@ -97,10 +97,10 @@ def site(
     where = [word for path in inventory for word in ("-i", str(path))]
     environ = shell_of_a_person()
     sockets = tempfile.mkdtemp(prefix="cp-") if new_connections else ""
+    if sockets:  # as a variable: the inventory of a lab names a folder, too
+        variables["ansible_control_path_dir"] = sockets
     if sockets:
-        environ.update(
-            ANSIBLE_SSH_CONTROL_PATH_DIR=sockets, ANSIBLE_SSH_ARGS="-o ControlMaster=auto -o ControlPersist=5s -o ConnectTimeout=10"
-        )
+        environ.update(ANSIBLE_SSH_ARGS="-o ControlMaster=auto -o ControlPersist=5s -o ConnectTimeout=10")
     done = subprocess.run(
         ["ansible-playbook", str(SITE.parent / playbook), *where, *given(variables), *arguments],
         cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout, check=False,
@@ -309,9 +309,9 @@ def ray_nodes() -> list[list[t.Any]]:
 
 
 @contextlib.contextmanager
-def undone(node: str, broken: str, restore: str) -> t.Iterator[None]:
-    """A broken state of a node for the time of a test; restored also when this process is killed (a minute later, by the node itself)."""
-    shell(node, f"systemd-run --quiet --collect --unit=sparklab-undo --on-active=180 sh -c {json.dumps(restore)}; {broken}")
+def undone(node: str, broken: str, restore: str, seconds: int = 180) -> t.Iterator[None]:
+    """A broken state of a node for the time of a test; restored also when this process is killed (that much later, by the node itself)."""
+    shell(node, f"systemd-run --quiet --collect --unit=sparklab-undo --on-active={seconds} sh -c {json.dumps(restore)}; {broken}")
     try:
         yield
     finally:

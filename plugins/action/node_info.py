@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import typing as t
 
 from ansible.errors import AnsibleConnectionFailure
@@ -22,7 +23,8 @@ def unreachable(node: str, text: str, place: str, head: str) -> Problem:
             stage="preflight",
             found=f"no SSH connection to {place} ({reason})",
             expected=f"an answer over the fabric, through {head}",
-            remedy=f"check the node's power, the cable and spark_fabric_address; on {head}: ping {place}, then ssh there by hand once",
+            remedy=f"check the node's power, the cable and spark_fabric_address, also that {head} has its own (ip addr); on {head}: ping {place}, "
+            "then ssh there by hand once",
         )
     return Problem(
         "node-unreachable",
@@ -40,6 +42,9 @@ class ActionModule(ActionBase):
     def run(self, tmp: str | None = None, task_vars: dict[str, t.Any] | None = None) -> dict[str, t.Any]:
         super().run(tmp, task_vars)
         variables = task_vars or {}
+        # The first contact: what does not answer now is told at once, not after several rounds of ssh's patience.
+        with contextlib.suppress(KeyError, AttributeError):  # another connection plugin has no such option
+            self._connection.set_option("reconnection_retries", 0)
         try:
             return self._execute_module(task_vars=task_vars)
         except AnsibleConnectionFailure as exc:

@@ -13,7 +13,7 @@ from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.plugins.action import ActionBase
 from ansible.utils.vars import load_extra_vars
 
-from ansible_collections.dgxspark.serving.plugins.module_utils import _recipe, _settings
+from ansible_collections.dgxspark.serving.plugins.module_utils import _recipe, _settings, _topology
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 
 TOP = os.path.join(os.path.dirname(__file__), "..", "..")
@@ -84,6 +84,8 @@ class ActionModule(ActionBase):
 
     def run(self, tmp: str | None = None, task_vars: dict[str, t.Any] | None = None) -> dict[str, t.Any]:
         result = super().run(tmp, task_vars)
+        if self._task.args.get("find_fabric"):
+            return {**result, **self._found(task_vars or {})}
         variables = task_vars or {}
         node = variables.get("inventory_hostname", "")
         result["changed"] = False
@@ -92,6 +94,7 @@ class ActionModule(ActionBase):
         self._nodes = sum(len(groups.get(group, [])) for group in ("ray_head", "ray_workers"))
         try:
             settings = self._settings(variables)
+            self._all_or_no_address(settings, node, variables)
         except Problem as problem:
             if self._told_by_head(problem, node, variables):
                 result.update(settings={}, gang=[], peers=[])
@@ -99,16 +102,74 @@ class ActionModule(ActionBase):
             problem.node = node
             result.update(failed=True, msg=problem.msg, problem=problem.as_dict())
             return result
-        gang = [
-            {"node": host, "address": str(variables["hostvars"][host].get("spark_fabric_address", ""))}
-            for group in ("ray_head", "ray_workers")
-            for host in variables["groups"].get(group, [])
-        ]
+        gang = [{"node": host, "address": str(variables["hostvars"][host].get("spark_fabric_address") or "")} for host in _hosts(variables)]
         peers = [member["address"] for member in gang if member["node"] != node]
         result.update(settings=_settings.resolve(settings), gang=gang, peers=peers, recipe=self._report)
         if self._report and node in groups.get("ray_head", []):
             result["warnings"] = _recipe.advice(self._report)
         return result
+
+    def _found(self, variables: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
+        """The inputs with the fabric that all nodes have in common. What is wrong with it is told by the head."""
+        node = variables["inventory_hostname"]
+        inputs = variables["preflight_inputs"]
+        kept = {key: value for key, value in inputs.items() if key not in ("failed", "warnings", "deprecations")}
+        try:
+            found = _topology.find(self._surveys(variables), inputs["settings"]["fabric_subnet"])
+        except Problem as problem:
+            if node not in variables["groups"].get("ray_head", [node]):
+                return kept
+            return {"failed": True, "msg": problem.msg, "problem": problem.as_dict()}
+        addresses = found["addresses"]
+        return {
+            **kept,
+            "changed": False,
+            "topology": found["topology"],
+            "settings": {
+                **inputs["settings"],
+                "fabric_subnet": found["subnet"],
+                "fabric_rails": found["rails"],
+                "fabric_address": addresses[node],
+            },
+            "gang": [{"node": host, "address": address} for host, address in addresses.items()],
+            "peers": [address for host, address in addresses.items() if host != node],
+        }
+
+    @staticmethod
+    def _surveys(variables: t.Mapping[str, t.Any]) -> list[dict[str, t.Any]]:
+        """What each node has, the head first. All or none: a subnet that a part of the gang shares would prove nothing."""
+        nodes = []
+        for host in _hosts(variables):
+            facts = variables["hostvars"][host]
+            if "ports" not in facts.get("preflight_ports", {}):
+                raise Problem(
+                    "gang-incomplete",
+                    node=host,
+                    stage="preflight",
+                    found="no facts of this node in this run",
+                    expected="the whole gang in one run, to find the fabric subnet that nobody named",
+                    remedy="run without --limit, or set spark_fabric_subnet and spark_fabric_address",
+                )
+            nodes.append(
+                {
+                    "node": host,
+                    "address": facts["preflight_inputs"]["settings"]["fabric_address"],
+                    "ports": facts["preflight_ports"]["ports"],
+                }
+            )
+        return nodes
+
+    @staticmethod
+    def _all_or_no_address(settings: t.Mapping[str, t.Any], node: str, variables: t.Mapping[str, t.Any]) -> None:
+        others = [host for host in _hosts(variables) if host != node and variables["hostvars"][host].get("spark_fabric_address")]
+        if not settings["fabric_address"] and others:
+            raise Problem(
+                "RAY-09",
+                stage="inputs",
+                found=f"no spark_fabric_address, which {others[0]} has",
+                expected="it on every node, or on none to have it found",
+                remedy="set spark_fabric_address for this host, for example 192.168.200.12",
+            )
 
     def _settings(self, variables: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
         """The inputs of one host, names without the prefix. Raises the first Problem, without a node."""
@@ -171,3 +232,8 @@ class ActionModule(ActionBase):
         except Problem as other:
             return other.msg == problem.msg
         return False
+
+
+def _hosts(variables: t.Mapping[str, t.Any]) -> list[str]:
+    """The nodes of the gang, the head first."""
+    return [host for group in ("ray_head", "ray_workers") for host in variables["groups"].get(group, [])]

@@ -120,20 +120,24 @@ class ActionModule(ActionBase):
             found["error"] = f"no facts: {' '.join(str(facts.get('msg', 'unknown')).split())[:300]}"
             return
         found["node"] = facts["node"]
+        self._fabric(found, name, settings, variables)
         if head and self._task.args.get("server", True) and facts["node"]["docker"]["reachable"]:
             answer = self._module(
                 "serving_info",
                 variables,
                 node=name,
                 url=settings.get("api_local_url") or f"http://127.0.0.1:{settings['api_port']}",
-                ray_address=f"{settings['fabric_address']}:{settings['ray_port']}",
+                ray_address=f"{settings['fabric_address'] or (found['fabric'] or {}).get('address', '')}:{settings['ray_port']}",
             )
             found["server"] = answer.get("server")
+
+    def _fabric(self, found: dict[str, t.Any], name: str, settings: dict[str, t.Any], variables: dict[str, t.Any]) -> None:
+        """First of what is asked after the node itself: a gang whose addresses nobody named is asked under the one that is found."""
         fabric = self._module(
             "nccl_interface_info",
             variables,
             node=name,
-            subnets=[settings["fabric_subnet"]],
+            subnets=[settings["fabric_subnet"]] if settings["fabric_subnet"] else [],
             address=settings["fabric_address"],
             interface=settings["fabric_interface"],
             hcas=settings["fabric_hcas"],

@@ -25,11 +25,14 @@ from ansible_collections.dgxspark.serving.plugins.module_utils._netif import (
     no_address_reason,
     not_a_fabric,
     pci_order,
+    port_key,
+    port_number,
 )
+from ansible_collections.dgxspark.serving.plugins.module_utils._netplan import NETPLAN_FILE, netplan_file, netplan_line
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
-from ansible_collections.dgxspark.serving.plugins.module_utils._rdma import Hca, hca_of, unusable
+from ansible_collections.dgxspark.serving.plugins.module_utils._rdma import Hca, gid_index, hca_of, unusable
 
-NETPLAN_FILE = "/etc/netplan/40-cx7.yaml"
+FABRIC_MTU = 9000  # what a new netplan file says; an MTU that is there is never changed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,20 +171,14 @@ class View:
         return f"{reason} ({', '.join(missing)})" if missing else reason
 
 
-def netplan(interface: str, address: str) -> str:
-    """A netplan file that gives one port a static address."""
-    return f"network:\n  version: 2\n  ethernets:\n    {interface}:\n      dhcp4: false\n      addresses: [{address}]\n"
-
-
 def _netplan_remedy(view: View, ports: t.Sequence[Interface]) -> tuple[str, str]:
     """Remedy sentence and file text for ports that have carrier but no address in the subnet."""
     request = view.request
     net = request.subnets[0] if request.subnets else None
     address = f"{request.address or '<free address>'}/{net.prefixlen if net else 24}"
-    text = netplan(ports[0].name, address)
-    short = f"network: {{version: 2, ethernets: {{{ports[0].name}: {{dhcp4: false, addresses: [{address}]}}}}}}"
+    port = {"name": ports[0].name, "addresses": [address], "mtu": FABRIC_MTU}
     where = f" ({net})" if net and not request.address else ""
-    return f"write {NETPLAN_FILE} (mode 600) with {short}{where} and run 'sudo netplan apply'", text
+    return f"write {NETPLAN_FILE} (mode 600) with {netplan_line([port])}{where} and run 'sudo netplan apply'", netplan_file([port])
 
 
 # --- problems ----------------------------------------------------------------------------------------------------------------------------------------
@@ -228,7 +225,10 @@ def _missing(view: View) -> Problem:
         remedy = f"set spark_fabric_subnet to the subnet of the cable between the nodes, which may be {nets}; "
         remedy += f"or give its port an address in {request.subnet_text}"
     elif fast and bare:
-        remedy, details["netplan"] = _netplan_remedy(view, bare)
+        off = [twin for twin in map(view.twin, bare) if twin is not None and not twin.up]  # the cable is there, so is this half
+        ports = sorted([*off, *bare], key=pci_order)
+        remedy, details["netplan"] = _netplan_remedy(view, ports)
+        remedy = f"run 'sudo ip link set {off[0].name} up', then {remedy}" if off and ports[0] is off[0] else remedy
     elif fast and not lit:
         remedy = f"plug the cable into one of {', '.join(i.name for i in fast)} and set its address, or correct spark_fabric_subnet"
     else:
@@ -312,13 +312,32 @@ def _forced(view: View) -> tuple[Interface, Network]:
     return item, usable[0].network
 
 
+def _found(view: View) -> tuple[Interface, Network]:
+    """Without a subnet: the interface that has the node's address; without that, the only fast port (with its twin) that has a usable one."""
+    request = view.request
+    anything = Network("0.0.0.0/0")
+    usable = [i for i in view.interfaces if not not_a_fabric(i) and not no_address_reason(i, [anything])]
+    if request.address:
+        holder = next((i for i in usable if any(addr.address == request.address for addr in i.addresses)), None)
+        if holder is None:
+            there = [f"{i.name} {', '.join(map(str, i.addresses))}" for i in usable]
+            raise _wrong_address(
+                view, request.address, f"no usable interface with {request.address}; there are {'; '.join(there) or 'none'}"
+            )
+        return holder, next(addr.network for addr in holder.addresses if addr.address == request.address)
+    fast = [(i, addr) for i in view.fast() if i in usable for addr in i.addresses if not addr.link_local]
+    if not fast or any(i is not fast[0][0] and view.twin(fast[0][0]) is not i for i, _addr in fast):
+        raise _no_subnet(view)
+    return fast[0][0], fast[0][1].network
+
+
 def choose(view: View, warnings: list[str]) -> tuple[Interface, Network]:
     """The socket interface and its subnet. Raises Problem when there is none, or more than one."""
     request = view.request
     if request.interface:
         return _forced(view)
     if not request.subnets:
-        raise _no_subnet(view)
+        return _found(view)
     _check_address(view)
     order = sorted(request.subnets, key=lambda net: bool(request.address) and ipaddress.IPv4Address(request.address) not in net)
     for net in order:
@@ -404,15 +423,18 @@ def _rail(item: Interface, hca: Hca | None, nets: t.Sequence[Network], why: str 
         "interface": item.name,
         "address": inside[0].address if inside else None,
         "subnet": str(inside[0].network) if inside else None,
+        "mtu": item.mtu,
+        "number": port_number(item),
         "hca": hca.name if hca else None,
         "hca_port": hca.port if hca else None,
+        "gid_index": gid_index(hca, inside[0].address if inside else None),
         "active": active,
         "reason": why,
     }
 
 
-def _override_rails(view: View) -> list[dict[str, t.Any]]:
-    """Rails for RDMA devices that the user named: each must exist and be ACTIVE."""
+def _override_rails(view: View, warnings: list[str]) -> list[dict[str, t.Any]]:
+    """Rails for RDMA devices that the user named: each must exist and be ACTIVE. One without a place in any subnet is warned of."""
     request = view.request
     rails = []
     for text in request.hcas:
@@ -429,31 +451,38 @@ def _override_rails(view: View) -> list[dict[str, t.Any]]:
                 "correct spark_fabric_hcas, or leave it empty",
             )
         item = next((view.by_name[dev] for dev in hca.netdevs if dev in view.by_name), None)
+        why = unusable(hca, item, request.link_local_allowed) if item else f"{hca.selector} has no interface on this node"
+        if why:
+            warnings.append(f"RDMA device {hca.selector} is used because it was named, but {why}: NCCL may hang on it (NCL-01)")
         rails.append(_rail(item or Interface(hca.netdevs[0] if hca.netdevs else ""), hca, request.subnets, "named by the user"))
     return rails
 
 
 def find_rails(view: View, item: Interface, net: Network, warnings: list[str]) -> list[dict[str, t.Any]]:
-    """Rails in an order that is equal on all nodes: the socket interface's port, its twin, then other ports in the given subnets.
+    """Rails in an order that is equal on all nodes: the socket interface's port, its twin, then other ports in the order of the given subnets.
 
     A rail is used (``active``) when its RDMA port is ACTIVE and has an IPv4 RoCE v2 GID. A twin that is up without an address is listed, not used (NCL-02).
-    Without RDMA there is one rail, the socket interface.
+    Without RDMA there is one rail, the socket interface. In a ring the socket interface is on another network and is no rail.
     """
     if view.request.hcas:
-        return _override_rails(view)
-    nets = [net, *(other for other in view.request.subnets if other != net)]
+        return _override_rails(view, warnings)
+    further = [sub for sub in view.request.subnets if sub != net]
+    nets = [net, *further]
     allow = view.request.link_local_allowed
+    others: list[Interface] = []
+    for sub in further:
+        there = [i for i in view.interfaces if i is not item and i not in others and in_subnet(i, sub) and not view.reason[i.name]]
+        others += sorted(there, key=pci_order)
     why = unusable(view.hca[item.name], item, allow)
     if why:
+        # No two nodes of a ring have the same subnets: the order of the devices is what they have in common.
+        others = sorted((other for other in others if not unusable(view.hca[other.name], other, allow)), key=pci_order)
         if view.hca[item.name] is not None:
-            warnings.append(f"RDMA is not used: {why}")
-        return [_rail(item, None, nets, why)]
-    others: list[Interface] = []
-    for other in sorted((i for i in view.interfaces if i is not item), key=pci_order):
-        if any(in_subnet(other, sub) for sub in view.request.subnets if sub != net) and not view.reason[other.name]:
-            others.append(other)
+            warnings.append(f"RDMA is not used{' on ' + item.name if others else ''}: {why}")
+        if not others:
+            return [_rail(item, None, nets, why)]
     ports: list[Interface] = []
-    for port in (item, *others):
+    for port in others if why else [item, *others]:
         twin = view.twin(port)
         ports += [entry for entry in (port, twin) if entry is not None and entry not in ports]
     rails = []
@@ -462,7 +491,7 @@ def find_rails(view: View, item: Interface, net: Network, warnings: list[str]) -
         if not why and not (port.up and port.carrier):
             why = f"{port.name} has no carrier"
         rails.append(_rail(port, view.hca[port.name], nets, why, not why))
-        if why and view.twin(item) is port:
+        if why and port is not item and port not in others:
             warnings.append(
                 f"one rail only, about half of the bandwidth: {why} (NCL-02); an address in its own subnet makes the twin {port.name} usable"
             )
@@ -475,13 +504,14 @@ def find_rails(view: View, item: Interface, net: Network, warnings: list[str]) -
 def environment(interface: str, address: str, hcas: t.Sequence[str]) -> dict[str, str]:
     """Environment of one node for every consumer, each in its own syntax (facts: what each variable is for).
 
-    NCCL matches prefixes, so its selectors start with ``=`` (NET-09). Gloo, TensorPipe, UCX and MPI take plain names. NCCL_IB_GID_INDEX is never set:
-    the right index differs by device and drifts (NCL-01), NCCL finds it itself.
+    NCCL matches prefixes, so its selectors start with ``=`` (NET-09). Gloo, TensorPipe, UCX and MPI (the latter two in NVIDIA's images, like MN_IF_NAME)
+    take plain names. NCCL_IB_GID_INDEX is not set here: the right index differs by device and drifts (NCL-01), NCCL finds it itself.
     """
     env = {
         "NCCL_SOCKET_IFNAME": f"={interface}",
         "GLOO_SOCKET_IFNAME": interface,
         "TP_SOCKET_IFNAME": interface,
+        "MN_IF_NAME": interface,
         "UCX_NET_DEVICES": interface,
         "OMPI_MCA_btl_tcp_if_include": interface,
         "VLLM_HOST_IP": address,
@@ -516,14 +546,14 @@ def candidates(view: View, chosen: set[str], why_chosen: t.Mapping[str, str]) ->
     return result
 
 
-def _notes(view: View, item: Interface, own: Address, net: Network) -> list[str]:
-    """Warnings about the chosen interface and what lies beside it."""
+def _notes(view: View, item: Interface, own: Address, net: Network, is_rail: bool) -> list[str]:
+    """Warnings about the chosen interface and what lies beside it. It is no rail in a ring, where it carries the sockets only."""
     notes = []
     if own.dynamic:
         notes.append(f"{own} on {item.name} is dynamic (DHCP): it may go away while serving, give it a static address (NET-11)")
     if own.link_local:
         notes.append(f"{own} on {item.name} is link-local: it changes with link events (NET-10)")
-    if item.hardware and item.speed and item.speed < FAST_MBIT:
+    if is_rail and item.hardware and item.speed and item.speed < FAST_MBIT:
         notes.append(f"{item.name} runs at {item.speed} Mb/s only, a fabric has {FAST_MBIT} or more")
     if own.prefixlen != net.prefixlen and view.request.subnets:
         notes.append(f"{item.name} has {own}, the fabric subnet is {net}: prefix lengths differ")
@@ -539,11 +569,42 @@ def _notes(view: View, item: Interface, own: Address, net: Network) -> list[str]
     return notes
 
 
+def survey(request: Request, interfaces: t.Sequence[Interface], hcas: t.Sequence[Hca]) -> list[dict[str, t.Any]]:
+    """What could be a fabric or carry its sockets, with nothing chosen: enough to find what all nodes have in common (``_topology.find``)."""
+    view = View(request, interfaces, hcas)
+    fast = {item.name for item in view.fast()}
+    rows = []
+    for item in sorted((i for i in view.interfaces if not not_a_fabric(i)), key=pci_order):
+        hca = view.hca[item.name]
+        base = view.by_name.get(item.parent, item) if item.kind in ("vlan", "macvlan") else item
+        rows.append(
+            {
+                "interface": item.name,
+                "addresses": [str(addr) for addr in item.addresses],
+                "usable": item.up and item.carrier,
+                "reason": no_address_reason(item, [Network("0.0.0.0/0")]),
+                "fast": item.name in fast,
+                "speed": item.speed,
+                "mtu": item.mtu,
+                "hca": hca.name if hca else None,
+                "port": "/".join([*(port_key(base) or (base.name,)), *([f"vlan {item.vlan}"] if item.vlan is not None else [])]),
+            }
+        )
+    return rows
+
+
 def detect(request: Request, interfaces: t.Sequence[Interface], hcas: t.Sequence[Hca], route: t.Callable[[str], Route]) -> dict[str, t.Any]:
     """The fabric of one node (RV ``fabric`` of nccl_interface_info). ``route(peer)`` asks the kernel. Raises Problem when it is not certain."""
     view = View(request, interfaces, hcas)
     warnings: list[str] = []
     item, net = choose(view, warnings)
+    if not request.subnets and item not in view.fast():  # the sockets' network of a ring: the rails are on the fast ports
+        nets = [addr.network for port in view.fast() for addr in port.addresses if not no_address_reason(port, [addr.network])]
+        request = dataclasses.replace(request, subnets=(net, *dict.fromkeys(nets)))
+        view = View(request, interfaces, hcas)
+    elif not request.subnets:
+        request = dataclasses.replace(request, subnets=(net,))
+        view = View(request, interfaces, hcas)
     own = _own_address(view, item, net, warnings)
     check_routes(view, item, own, route, warnings)
     rails = find_rails(view, item, net, warnings)
@@ -557,9 +618,15 @@ def detect(request: Request, interfaces: t.Sequence[Interface], hcas: t.Sequence
             "an ACTIVE RDMA port with an IPv4 RoCE v2 GID on the fabric interface",
             "check 'rdma link' and the mlx5 driver, or set spark_require_rdma to false to accept TCP at a fraction of the speed",
         )
-    warnings += _notes(view, item, own, net)
+    warnings += _notes(view, item, own, net, any(rail["interface"] == item.name for rail in rails))
     used = {rail["interface"] for rail in rails if rail["active"]} | {item.name}
-    why = {rail["interface"]: rail["reason"] or f"second rail of {item.name}'s port" for rail in rails if rail["interface"] != item.name}
+    twin = view.twin(item)
+    second = {twin.name: f"second rail of {item.name}'s port"} if twin else {}
+    why = {
+        rail["interface"]: rail["reason"] or second.get(rail["interface"]) or f"a rail: {rail['address']} is in {rail['subnet']}"
+        for rail in rails
+        if rail["interface"] != item.name
+    }
     how = "named by the user" if request.interface else f"the address {own} is in {net}, up with carrier"
     why[item.name] = how + (", the route to every peer leaves by it" if [peer for peer in request.peers if peer != own.address] else "")
     return {

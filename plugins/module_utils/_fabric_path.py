@@ -1,14 +1,17 @@
 # Copyright (c) 2026 dgxspark.serving contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whether a peer is really reachable over the fabric: route, neighbour, full-size packet, TCP.
+"""Whether a peer is really reachable over the fabric, on each rail: route, neighbour, full-size packet, TCP; and what a measured throughput means.
 
 PRIVATE to the collection. What touches the network comes in as callables; every step is bounded and the whole is bounded per peer.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
+import ipaddress
+import itertools
 import json
 import math
 import re
@@ -23,12 +26,24 @@ RESOLVED = {"REACHABLE", "STALE", "DELAY", "PROBE", "PERMANENT", "NOARP"}
 
 
 @dataclasses.dataclass(frozen=True)
+class Rail:
+    """One end of a rail: an interface of the fabric with its own address."""
+
+    interface: str
+    address: str
+    subnet: str = ""
+    mtu: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
 class Peer:
-    """The other end: inventory name, fabric address and its MTU (0 = not known)."""
+    """The other end: inventory name, fabric address, its MTU (0 = not known), the TCP ports that must be open there, and its further rails."""
 
     node: str
     address: str
     mtu: int = 0
+    ports: tuple[int, ...] = (22,)
+    rails: tuple[Rail, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.node} ({self.address})" if self.node else self.address
@@ -36,24 +51,25 @@ class Peer:
 
 @dataclasses.dataclass(frozen=True)
 class Ends:
-    """Our end of the path."""
+    """Our end of the path. ``pinned``: the rail shares its subnet with another port of this node, so the way is asked for this interface only."""
 
     node: str
     interface: str
     address: str
     mtu: int
-    tcp_port: int
     timeout: float
     skip: frozenset[str] = frozenset()
+    pinned: bool = False
 
 
 @dataclasses.dataclass
 class Net:
     """What touches the network. ``run(argv, seconds)`` -> (rc, out, err), rc 124 when it was too slow and 127 when the program is not there;
-    ``connect(source, address, port, seconds)`` raises OSError; ``clock()`` is monotonic seconds."""
+    ``connect(source, address, port, seconds)`` -> whether somebody listens there, raises OSError when nothing came back or a firewall refused;
+    ``clock()`` is monotonic seconds."""
 
     run: t.Callable[[t.Sequence[str], float], tuple[int, str, str]]
-    connect: t.Callable[[str, str, int, float], None]
+    connect: t.Callable[[str, str, int, float], bool]
     clock: t.Callable[[], float]
 
 
@@ -121,7 +137,15 @@ class PathCheck:
                     result = "skipped"
             ms = round((self.net.clock() - started) * 1000, 1)
             self.rows.append(
-                {"node": self.peer.node, "address": self.peer.address, "check": name, "result": result, "ms": ms, "detail": detail}
+                {
+                    "node": self.peer.node,
+                    "address": self.peer.address,
+                    "interface": self.ends.interface,
+                    "check": name,
+                    "result": result,
+                    "ms": ms,
+                    "detail": detail,
+                }
             )
         return self
 
@@ -143,7 +167,8 @@ class PathCheck:
 
     def route(self) -> str:
         """The kernel sends to the peer by the fabric interface (NET-01)."""
-        rc, out, err = self.net.run(["ip", "-j", "route", "get", self.peer.address], self._left(3))
+        pinned = ["oif", self.ends.interface] if self.ends.pinned else []
+        rc, out, err = self.net.run(["ip", "-j", "route", "get", self.peer.address, "from", self.ends.address, *pinned], self._left(3))
         way = parse_route(self.peer.address, rc, out, err)
         if way.error or way.dev != self.ends.interface:
             found = f"no route to {self.peer}: {way.error}" if way.error else f"the route to {self.peer} leaves by {way.dev}"
@@ -197,7 +222,7 @@ class PathCheck:
     def _touch(self) -> None:
         """Makes the kernel resolve the peer without ping."""
         with contextlib.suppress(OSError):
-            self.net.connect(self.ends.address, self.peer.address, self.ends.tcp_port, self._left(2))
+            self.net.connect(self.ends.address, self.peer.address, self.peer.ports[0] if self.peer.ports else 22, self._left(2))
 
     def path_mtu(self) -> str:
         """A packet of full size passes unfragmented (NET-12)."""
@@ -221,26 +246,107 @@ class PathCheck:
         )
 
     def tcp(self) -> str:
-        """A TCP connection from the fabric address (NET-13)."""
-        port = self.ends.tcp_port
-        try:
-            self.net.connect(self.ends.address, self.peer.address, port, self._left(3))
-        except ConnectionRefusedError:
-            return self._fail(
-                "NET-13",
-                f"{self.peer} refuses TCP port {port} on its fabric address (the host answers)",
-                f"a server that listens on {self.peer.address}:{port}",
-                f"let sshd on {self.peer.node or 'the peer'} listen on its fabric address (ListenAddress), or name a port that is open there",
-            )
-        except OSError as exc:
-            reason = "no answer in time" if isinstance(exc, TimeoutError) else (exc.strerror or str(exc))
-            return self._fail(
-                "NET-13",
-                f"no TCP connection from {self.ends.address} to {self.peer} port {port}: {reason}",
-                "TCP over the fabric between all nodes",
-                f"open the fabric in the firewall of {self.peer.node or 'the peer'} (for example 'ufw allow in on <fabric interface>')",
-            )
-        return f"port {port} accepts"
+        """TCP from the fabric address (NET-13): every port is open, whether or not somebody listens there yet (Ray and Gloo come later)."""
+
+        def closed(port: int) -> str:
+            try:
+                self.net.connect(self.ends.address, self.peer.address, port, seconds)
+            except OSError as exc:
+                return "no answer" if isinstance(exc, TimeoutError) else (exc.strerror or str(exc))
+            return ""
+
+        seconds = self._left(3)
+        with concurrent.futures.ThreadPoolExecutor(len(self.peer.ports) or 1) as pool:
+            answers = dict(zip(self.peer.ports, pool.map(closed, self.peer.ports), strict=True))
+        blocked = {port: reason for port, reason in answers.items() if reason}
+        if not blocked:
+            return f"open: {spans(self.peer.ports)}"
+        reasons = sorted(set(blocked.values()))
+        found = "; ".join(f"{spans([port for port in blocked if blocked[port] == reason])}: {reason}" for reason in reasons)
+        others = f" (open: {spans([port for port in answers if port not in blocked])})" if len(blocked) < len(answers) else ""
+        return self._fail(
+            "NET-13",
+            f"no TCP connection from {self.ends.address} to {self.peer} {found}{others}",
+            "TCP over the fabric between all nodes, on every port: Ray, Gloo and NCCL choose their own",
+            f"open the fabric in the firewall of {self.peer.node or 'the peer'} (for example 'ufw allow in on <fabric interface>'), "
+            f"and look for a rule that stops what leaves {self.ends.node or 'this node'}",
+            ports=sorted(blocked),
+        )
+
+
+def spans(ports: t.Iterable[int]) -> str:
+    """``port 22``, ``ports 22, 6380 to 6385``."""
+    found = sorted(set(ports))
+    parts = []
+    for _key, group in itertools.groupby(enumerate(found), lambda item: item[1] - item[0]):
+        run = [port for _index, port in group]
+        parts += [f"{run[0]} to {run[-1]}"] if len(run) > 2 else [str(port) for port in run]
+    return f"{'port' if len(found) == 1 else 'ports'} {', '.join(parts)}"
+
+
+def paths(members: t.Sequence[t.Mapping[str, t.Any]], ports: t.Mapping[str, t.Sequence[int]]) -> list[dict[str, t.Any]]:
+    """What the others must reach on each node (option ``peers`` of fabric_check), from the plan's members. ``rails`` are those beside the fabric
+    address."""
+    result = []
+    for member in members:
+        fabric = member["fabric"]
+        mtus = {item["interface"]: item["mtu"] for item in fabric.get("candidates", [])}
+        rails = [
+            {"interface": rail["interface"], "address": rail["address"], "subnet": rail["subnet"], "mtu": mtus.get(rail["interface"]) or 0}
+            for rail in fabric.get("rails", [])
+            if rail.get("active") and rail.get("address") and rail["interface"] != fabric["interface"]
+        ]
+        result.append(
+            {
+                "node": member["name"],
+                "address": member["address"],
+                "peer_mtu": fabric.get("mtu") or 0,
+                "ports": list(ports.get(member["name"], [22])),
+                "rails": rails,
+            }
+        )
+    return result
+
+
+def legs(own: Ends, rails: t.Sequence[Rail], peers: t.Sequence[Peer]) -> list[tuple[Ends, Peer]]:
+    """Every path to prove: the fabric address of each peer, then each further rail of ours to the rails of the peer in the same subnet.
+
+    Twins that share one subnet are joined by their position, as NCCL joins them, and each is pinned to its interface.
+    """
+    result = [(own, peer) for peer in peers]
+    for rail in rails:
+        place = [other for other in rails if other.subnet == rail.subnet].index(rail)
+        shared = _same_subnet(own.address, rail.subnet) or len([other for other in rails if other.subnet == rail.subnet]) > 1
+        end = dataclasses.replace(own, interface=rail.interface, address=rail.address, mtu=rail.mtu or own.mtu, pinned=shared)
+        for peer in peers:
+            theirs = [other for other in peer.rails if other.subnet == rail.subnet]
+            if place < len(theirs):
+                there = theirs[place]
+                result.append((end, Peer(peer.node, there.address, there.mtu, peer.ports[:1])))
+    return result
+
+
+def _same_subnet(address: str, subnet: str) -> bool:
+    return bool(subnet) and ipaddress.IPv4Address(address) in ipaddress.IPv4Network(subnet)
+
+
+# --- throughput
+
+
+def receiver_of(address: str, others: t.Iterable[str]) -> str:
+    """To whom the node with ``address`` sends: the next one in the order of the addresses, so that every node sends once and receives once."""
+    ring = sorted({address, *others}, key=ipaddress.IPv4Address)
+    return ring[(ring.index(address) + 1) % len(ring)]
+
+
+def slow(peer: str, interface: str, gbits: float, minimum: float) -> str:
+    """What to tell of a rate below the minimum; "" when it is not."""
+    if gbits >= minimum:
+        return ""
+    return (
+        f"only {gbits:.1f} Gb/s to {peer} over {interface}, {minimum:g} or more are expected: a ConnectX-7 that came up degraded stays near 13 Gb/s while "
+        "every link shows its full speed (NCL-06). Shut both nodes down, take their power away for a minute, and measure again"
+    )
 
 
 def summary(checks: t.Sequence[PathCheck]) -> Problem | None:

@@ -90,6 +90,7 @@ class Interface:
     link_type: str = ""
     master: str = ""
     parent: str = ""
+    vlan: int | None = None
     addresses: tuple[Address, ...] = ()
     ipv6: tuple[str, ...] = ()
     speed: int | None = None
@@ -145,15 +146,18 @@ def parse_addr(text: str) -> list[Interface]:
                 )
             elif item.get("family") == "inet6" and item.get("local"):
                 ipv6.append(str(item["local"]))
+        info = row.get("linkinfo") or {}
+        tag = (info.get("info_data") or {}).get("id")
         result.append(
             Interface(
                 name=str(row["ifname"]),
                 flags=tuple(row.get("flags") or ()),
                 mtu=int(row.get("mtu") or 0),
-                kind=str((row.get("linkinfo") or {}).get("info_kind") or ""),
+                kind=str(info.get("info_kind") or ""),
                 link_type=str(row.get("link_type") or ""),
                 master=str(row.get("master") or ""),
                 parent=str(row.get("link") or ""),
+                vlan=int(tag) if info.get("info_kind") == "vlan" and tag is not None else None,
                 addresses=tuple(addresses),
                 ipv6=tuple(ipv6),
             )
@@ -252,9 +256,18 @@ def are_twins(one: Interface, other: Interface) -> bool:
     return one.name != other.name and port_key(one) is not None and port_key(one) == port_key(other)
 
 
+def port_number(item: Interface) -> int | None:
+    """Number of the physical port on its card (the PCI function, which is the last digit of rocep1s0f1); None where it is not known."""
+    if item.pci:
+        return int(item.pci[1][-1])
+    match = re.search(r"f(\d+)(?:np\d+)?$", item.name)
+    return int(match.group(1)) if match and not item.device else None
+
+
 def is_fast(item: Interface, has_rdma: bool) -> bool:
-    """A port that a fabric may be meant for: hardware, not Wi-Fi, and RDMA-capable or 25 Gb/s and more."""
-    return not item.wireless and (has_rdma or (item.hardware and (item.speed or 0) >= FAST_MBIT))
+    """A port that a fabric may be meant for: not Wi-Fi, and RDMA-capable or 25 Gb/s and more (hardware, or a bond or VLAN upon it)."""
+    wire = item.hardware or item.kind in ("bond", "team", "vlan", "macvlan")
+    return not item.wireless and (has_rdma or (wire and (item.speed or 0) >= FAST_MBIT))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ import ipaddress
 import json
 import typing as t
 
-from ansible_collections.dgxspark.serving.plugins.module_utils import _tenants
+from ansible_collections.dgxspark.serving.plugins.module_utils import _fabric_path, _overrides, _tenants, _topology, _transport
 from ansible_collections.dgxspark.serving.plugins.module_utils._image import local_reference
 from ansible_collections.dgxspark.serving.plugins.module_utils._previous import SUFFIX
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
@@ -26,6 +26,7 @@ TMP_VOLUME = "spark-tmp"  # and a suffix for each Ray cluster: the previous one 
 MODELS = "/models/hub"
 KERNELS = "/var/cache/kernels"
 STATE = "/var/lib/dgxspark-serving"
+CONFIG = "/etc/vllm"  # VLLM_CONFIG_ROOT, where vLLM looks for its file of variables that the ranks do not take from the head
 RECORD = f"{STATE}/stopped.json"  # of service_stop: what has been stopped for a server that is not proven yet
 OWN_NAMES = (RAY, VLLM, RAY + SUFFIX, VLLM + SUFFIX)
 MAX_CLOCK_SKEW = 60  # seconds; above this, logs of the nodes cannot be put in order and TLS to a hub fails
@@ -43,6 +44,7 @@ RAY_PORTS = {
     "metrics-export-port": 6385,
 }
 RAY_WORKER_PORTS = (20002, 20999)
+SYSTEM_PORT = 45000  # one of those that Linux gives to who asks for any (32768 to 60999)
 
 # Arguments of "vllm serve" that place the ranks of the executor mp.
 MP_FLAGS = ("--nnodes", "-n", "--node-rank", "-r", "--master-addr", "--master-port", "--headless")
@@ -218,14 +220,26 @@ def node_problems(settings: dict[str, t.Any], member: dict[str, t.Any]) -> list[
                 problem.remedy = f"let the play use sudo (spark_become: true), so that its owner can be seen; or {problem.remedy}"
             if problem:
                 problems.append(problem)
-    return problems
+    return problems + _overrides.node_problems(settings["env"], member)
+
+
+def ray_ports(settings: dict[str, t.Any], head: bool) -> list[int]:
+    """The ports of Ray's own services on a node."""
+    if settings["executor"] != "ray":
+        return []
+    return [*([settings["ray_port"]] if head else []), *RAY_PORTS.values()]
+
+
+def open_ports(settings: dict[str, t.Any], head: bool) -> list[int]:
+    """What the other nodes must reach there: Ray's services and workers, and one of those that Gloo, NCCL and vLLM get from the system."""
+    ranks = RAY_WORKER_PORTS if settings["executor"] == "ray" else (settings["mp_port"],) if head else ()
+    return [*ray_ports(settings, head), *ranks, SYSTEM_PORT]
 
 
 def node_claims(settings: dict[str, t.Any], member: dict[str, t.Any]) -> list[dict[str, t.Any]]:
     """Who holds what we need on this node; see ``_tenants.claims``."""
     ports = [settings["api_port"]] if member["head"] else []
-    ports += [settings["ray_port"]] if member["head"] and settings["executor"] == "ray" else []
-    ports += list(RAY_PORTS.values()) if settings["executor"] == "ray" else []
+    ports += ray_ports(settings, member["head"])
     ports += [settings["mp_port"]] if member["head"] and settings["executor"] == "mp" else []
     # The old service listens on both nodes, so the API port is looked at on workers too.
     if settings["api_port"] not in ports:
@@ -233,8 +247,8 @@ def node_claims(settings: dict[str, t.Any], member: dict[str, t.Any]) -> list[di
     return _tenants.claims(member["node"], settings["stop"], ports, LABEL)
 
 
-def gang_problems(members: list[dict[str, t.Any]]) -> list[Problem]:
-    """What only shows when the nodes are compared."""
+def gang_problems(members: list[dict[str, t.Any]], gid_index: str = "") -> list[Problem]:
+    """What only shows when the nodes are compared. ``gid_index`` is spark_gid_index."""
     problems: list[Problem] = []
     machines = sorted({m["node"]["machine"] for m in members})
     if len(machines) > 1:
@@ -273,7 +287,8 @@ def gang_problems(members: list[dict[str, t.Any]]) -> list[Problem]:
                 remedy="set one MTU (9000 if the switch passes it) in the netplan of each node",
             )
         )
-    return problems + rail_problems(members)
+    gid_problem = _topology.gid(gid_index, members)[2]
+    return problems + _topology.problems(members) + rail_problems(members) + ([gid_problem] if gid_problem else [])
 
 
 def rail_problems(members: list[dict[str, t.Any]]) -> list[Problem]:
@@ -302,13 +317,20 @@ def rail_problems(members: list[dict[str, t.Any]]) -> list[Problem]:
     return problems
 
 
-def fabric_warnings(members: list[dict[str, t.Any]]) -> list[str]:
-    """What detection found worth knowing, each with its node; and rails that only some nodes have."""
+def fabric_warnings(members: list[dict[str, t.Any]], settings: dict[str, t.Any] | None = None) -> list[str]:
+    """What detection found worth knowing, each with its node; rails that only some nodes have; variables that differ between nodes."""
     told = [f"{m['name']}: {text}" for m in members for text in m["fabric"].get("warnings", [])]
     rails = {m["name"]: m["fabric"].get("rail_count", 0) for m in members}
     if len(set(rails.values())) > 1:
         counts = ", ".join(f"{name} {count}" for name, count in rails.items())
         told.append(f"nodes with different numbers of rails ({counts}): NCCL uses what both ends have")
+    told += _topology.warnings(members)
+    if settings:
+        kept = carry_over(settings, members)
+        if kept:
+            told.append(f"{', '.join(kept)} differ between the nodes: vLLM is told not to give the ranks those of the head")
+        note = _topology.gid(settings.get("gid_index") or "", members)[1]
+        told += [note] if note else []
     return told
 
 
@@ -321,6 +343,8 @@ def environment(settings: dict[str, t.Any], member: dict[str, t.Any], members: l
     addresses = [m["address"] for m in members]
     env: dict[str, str] = {
         **member["fabric"]["env"],
+        **_topology.environment(members),
+        "NCCL_IB_GID_INDEX": _topology.gid(settings.get("gid_index") or "", members)[0],
         "VLLM_HOST_IP": member["address"],
         "MASTER_ADDR": head["address"],
         "RAY_memory_monitor_refresh_ms": "0",
@@ -332,6 +356,7 @@ def environment(settings: dict[str, t.Any], member: dict[str, t.Any], members: l
         "TRANSFORMERS_OFFLINE": "1",
         "HF_HUB_CACHE": MODELS,
         "VLLM_ENGINE_READY_TIMEOUT_S": ENGINE_READY_TIMEOUT,
+        **_transport.NCCL_LOG,
         "VLLM_CACHE_ROOT": f"{KERNELS}/vllm",
         "TRITON_CACHE_DIR": f"{KERNELS}/triton",
         "TORCHINDUCTOR_CACHE_DIR": f"{KERNELS}/inductor",
@@ -343,6 +368,29 @@ def environment(settings: dict[str, t.Any], member: dict[str, t.Any], members: l
         env["RAY_NODE_IP_ADDRESS"] = member["address"]
     env.update({key: str(value) for key, value in settings["env"].items()})
     return {key: value for key, value in sorted(env.items()) if value != ""}
+
+
+NETWORK = ("NCCL_", "GLOO_", "TP_", "UCX_", "OMPI_MCA_")
+NETWORK_NAMES = {"MN_IF_NAME", "VLLM_HOST_IP", "MASTER_ADDR", "RAY_NODE_IP_ADDRESS"}
+
+
+def fabric_environment(settings: dict[str, t.Any], member: dict[str, t.Any], members: list[dict[str, t.Any]]) -> dict[str, str]:
+    """The part of a node's environment that says where its traffic goes."""
+    env = environment(settings, member, members)
+    where = {name: value for name, value in env.items() if name.startswith(NETWORK) or name in NETWORK_NAMES}
+    return {name: value for name, value in where.items() if not name.startswith("NCCL_DEBUG")}
+
+
+def carry_over(settings: dict[str, t.Any], members: list[dict[str, t.Any]]) -> list[str]:
+    """Variables that every rank must keep from its own node although vLLM on Ray would copy the head's; [] when none differ or there is no Ray."""
+    return _topology.carry_over([environment(settings, member, members) for member in members]) if settings["executor"] == "ray" else []
+
+
+def carry_over_file(names: list[str]) -> dict[str, str]:
+    """{path, content} of vLLM's list of such variables on the head; {} when it is not needed. Another content is another path, so another definition."""
+    if not names:
+        return {}
+    return {"path": f"{STATE}/ray_env_{digest(names)[:12]}.json", "content": json.dumps(names) + "\n"}
 
 
 def container_base(
@@ -432,6 +480,10 @@ def vllm_container(
     base = container_base(settings, member, members, cache_dir, tmp_volume)
     # Explicit, or vLLM would start a Ray of its own (RAY-03). Only here: "ray start" must not see it.
     base["env"]["RAY_ADDRESS"] = f"{member['address']}:{settings['ray_port']}"
+    own = carry_over_file(carry_over(settings, members))
+    if own:
+        root = base["env"].setdefault("VLLM_CONFIG_ROOT", CONFIG)
+        base["volumes"] = [*base["volumes"], f"{own['path']}:{root}/ray_non_carry_over_env_vars.json:ro"]
     definition = {"name": VLLM, "entrypoint": ["vllm"], "command": command, **base, "pid_mode": f"container:{RAY}"}
     return finish(definition, settings, revision, "server", image_fingerprint)
 
@@ -703,9 +755,16 @@ def serving_plan(
         "head": head["name"],
         "head_address": head["address"],
         "addresses": [m["address"] for m in members],
+        "ray_ports": ray_ports(settings, head=True),
+        "paths": _fabric_path.paths(members, {m["name"]: [22, *open_ports(settings, m["head"])] for m in members}),
         "gpus": len(members) * settings["gpus_per_node"],
         "nodes": nodes,
         "tmp_volume": planned[head["name"]][RAY]["volumes"][0].split(":")[0] if ray else "",
+        "fabric": {
+            "topology": _topology.topology(members),
+            "env": {m["name"]: fabric_environment(settings, m, members) for m in members},
+            "carry_over": carry_over_file(carry_over(settings, members)),
+        },
         "ray_in_place": ray_in_place,
         "server_in_place": ray_in_place and nothing_extra and all(all(n["in_place"].values()) for n in nodes.values()),
         "server_present": nodes[head["name"]]["present"][VLLM],

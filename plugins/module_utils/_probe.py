@@ -19,8 +19,16 @@ from ansible_collections.dgxspark.serving.plugins.module_utils._problem import P
 
 STAGE = "probe"
 LABEL = "dgxspark.serving.probe"
-PREFIXES = ("NCCL_", "GLOO_", "TP_", "RAY_", "VLLM_", "UCX_", "HF_")
-NETWORK = ("NCCL_", "GLOO_", "TP_", "UCX_")  # a foreign value here breaks the traffic between the nodes (NET-07)
+PREFIXES = ("NCCL_", "GLOO_", "TP_", "RAY_", "VLLM_", "UCX_", "HF_", "OMPI_MCA_", "MN_IF_NAME", "MASTER_")
+NETWORK = (
+    "NCCL_",
+    "GLOO_",
+    "TP_",
+    "UCX_",
+    "OMPI_MCA_",
+    "MN_IF_NAME",
+    "MASTER_",
+)  # a foreign value here breaks the traffic between the nodes (NET-07)
 SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|API_KEY", re.IGNORECASE)
 VERSIONS = ("vllm", "ray", "python", "torch", "nccl", "transformers")
 KEPT_STAMPS = 16
@@ -132,7 +140,7 @@ def baked(env: t.Mapping[str, str], planned: t.Iterable[str]) -> dict[str, dict[
     return {"baked": found, "inherited": {name: value for name, value in found.items() if name not in ours}}
 
 
-def new_probe(image: t.Mapping[str, t.Any], planned_env: t.Iterable[str]) -> dict[str, t.Any]:
+def new_probe(image: t.Mapping[str, t.Any], planned_env: t.Mapping[str, str] | t.Iterable[str]) -> dict[str, t.Any]:
     """What ``docker image inspect`` alone tells; the rest is unknown (None)."""
     environment = baked(image["env"], planned_env)
     return {
@@ -142,6 +150,7 @@ def new_probe(image: t.Mapping[str, t.Any], planned_env: t.Iterable[str]) -> dic
         "cmd": image["cmd"],
         "environment": environment["baked"],
         "inherited": environment["inherited"],
+        "ring": isinstance(planned_env, t.Mapping) and planned_env.get("NCCL_IB_SUBNET_AWARE_ROUTING") == "1",
         "versions": dict.fromkeys((*VERSIONS, "huggingface_hub")),
         "commands": {"vllm": None, "ray": None},
         "imports": {"vllm": None, "ray": None},
@@ -178,11 +187,28 @@ def answer(probe: t.Mapping[str, t.Any], parts: t.Mapping[str, t.Mapping[str, t.
     return result
 
 
+# NCCL versions that are known to go wrong between nodes (NCL-07), and why.
+BAD_NCCL = {"2.30.4": "it may hang at the start (NVLS, NVIDIA/nccl#2167)"}
+RING_NCCL = (2, 30)  # the first that knows NCCL_IB_SUBNET_AWARE_ROUTING; NVIDIA has a fork of an older one that does
+
+
+def nccl_warnings(version: str | None, ring: bool) -> list[str]:
+    """What an image's NCCL is known to do (NCL-07), and one that cannot do what a ring of nodes needs (NCL-05)."""
+    told = [f"NCCL {version}: {BAD_NCCL[version]}; another image is safer"] if version in BAD_NCCL else []
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version or "")[:2])
+    if numbers and numbers < RING_NCCL and ring:
+        told.append(
+            f"NCCL {version}: a ring without a switch needs 2.30 or newer, or NVIDIA's fork for rings; the ranks may not find each other"
+        )
+    return told
+
+
 def warnings(probe: t.Mapping[str, t.Any], node: str) -> list[str]:
-    """Network variables of the image that nothing overrides (NET-07), and what could not be told without a GPU."""
+    """Network variables of the image that nothing overrides (NET-07), what its NCCL is known for, and what could not be told without a GPU."""
     where = f"{node}: " if node else ""
     left = ", ".join(f"{name}={value}" for name, value in probe["inherited"].items() if name.startswith(NETWORK))
     told = [f"{where}the image {probe['image']} sets {left}; set it in spark_env if it does not fit this gang"] if left else []
+    told += [f"{where}{text}" for text in nccl_warnings(probe["versions"].get("nccl"), probe.get("ring", False))]
     if probe["complete"] and probe["imports"]["vllm"] is None:
         told.append(f"{where}vLLM of {probe['image']} cannot be imported without a GPU, so arguments and model type are not checked")
     elif probe["complete"] and probe["arguments"]["accepted"] is None:

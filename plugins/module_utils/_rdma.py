@@ -91,10 +91,15 @@ def read_hcas(sysfs: Sysfs) -> list[Hca]:
 def hca_of(item: Interface, hcas: t.Iterable[Hca]) -> Hca | None:
     """The RDMA port of an interface; of a VLAN that of its parent when the GID table does not name the VLAN itself."""
     for name in filter(None, (item.name, item.parent if item.kind in ("vlan", "macvlan") else "")):
-        for hca in hcas:
-            if name in hca.netdevs:
-                return hca
+        found = [hca for hca in hcas if name in hca.netdevs]
+        if found:  # a bond may be named in the tables of both its ports: the one that works counts
+            return next((hca for hca in found if hca.active), found[0])
     return None
+
+
+def gid_index(hca: Hca | None, address: str | None) -> int | None:
+    """Slot of the RoCE v2 GID of an address (NCL-01); None when the port offers none."""
+    return next((gid.index for gid in hca.gids if gid.type == ROCE_V2 and gid.ipv4 == address), None) if hca and address else None
 
 
 def roce_ipv4(hca: Hca, item: Interface) -> list[str]:

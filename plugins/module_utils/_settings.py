@@ -12,6 +12,7 @@ import ipaddress
 import re
 import typing as t
 
+from ansible_collections.dgxspark.serving.plugins.module_utils import _overrides
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 
 PREFIX = "spark_"
@@ -43,11 +44,12 @@ def value_problems(settings: dict[str, t.Any]) -> list[Problem]:
     if not re.fullmatch(r"[a-zA-Z0-9][\w./:@-]*", settings["image"]):
         refuse("image", "an image reference such as name:tag or name@sha256:...")
     try:
-        network = ipaddress.IPv4Network(settings["fabric_subnet"], strict=False)
-        if network.prefixlen == 32:
+        if settings["fabric_subnet"] and ipaddress.IPv4Network(settings["fabric_subnet"], strict=False).prefixlen == 32:
             refuse("fabric_subnet", "a subnet, not a single address, such as 192.168.200.0/24")
     except ValueError:
-        refuse("fabric_subnet", "an IPv4 subnet in CIDR form, such as 192.168.200.0/24")
+        refuse("fabric_subnet", "an IPv4 subnet in CIDR form, such as 192.168.200.0/24, or nothing to have it found")
+    if settings["gid_index"] not in ("", "auto") and not re.fullmatch(r"\d{1,3}", settings["gid_index"]):
+        refuse("gid_index", "nothing (NCCL finds it), auto, or a number that is right for every RDMA device of every node")
     for name in ("api_port", "ray_port", "mp_port"):
         if not 1024 <= settings[name] <= 65535:
             refuse(name, "a port from 1024 to 65535")
@@ -69,7 +71,7 @@ def value_problems(settings: dict[str, t.Any]) -> list[Problem]:
         if not re.fullmatch(r"[a-z]+:-?\d+(:-?\d+)?", limit):
             refuse("ulimits", "entries such as memlock:-1:-1 or nofile:65536:65536")
             break
-    for key, value in settings["env"].items():
+    for key in settings["env"]:
         if re.search(r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|API_KEY)$", str(key).upper()):
             refuse_secret = Problem(
                 "input",
@@ -79,16 +81,7 @@ def value_problems(settings: dict[str, t.Any]) -> list[Problem]:
                 remedy="use spark_hf_token_file for a hub token",
             )
             problems.append(refuse_secret)
-        if key in ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME") and re.search(r"[\^=]", str(value)):
-            problems.append(
-                Problem(
-                    "input",
-                    stage="inputs",
-                    found=f"{key} {value!r} in spark_env",
-                    expected="plain interface names: Gloo and TensorPipe know no ^ and no =",
-                    remedy="leave it out; the collection sets the detected interface",
-                )
-            )
+    problems += _overrides.form_problems(settings["env"])
     return problems
 
 
@@ -105,4 +98,5 @@ def resolve(settings: dict[str, t.Any]) -> dict[str, t.Any]:
     """Fills what depends on another input."""
     everywhere = settings["api_host"] in ("0.0.0.0", "::", "localhost", "")
     url = f"http://{'127.0.0.1' if everywhere else settings['api_host']}:{settings['api_port']}"
-    return {**settings, "served_model_name": settings["served_model_name"] or settings["model"], "api_local_url": url}
+    # Subnets of further rails: filled in where the fabric is found.
+    return {"fabric_rails": [], **settings, "served_model_name": settings["served_model_name"] or settings["model"], "api_local_url": url}

@@ -71,6 +71,10 @@ MARKERS: tuple[tuple[str, str], ...] = (
 _MARKERS = tuple((stage, re.compile(pattern)) for stage, pattern in MARKERS)
 _LISTENING = re.compile(r"Application startup complete")
 _DIGITS = re.compile(r"\d+")
+# Said by the ranks themselves: they have their places, and what follows is that they connect.
+_CONNECTING = re.compile(
+    r"is using nccl|CustomAllreduce is disabled because this process group spans|rank=\d+ local_rank=\d+ distributed_init_method="
+)
 
 
 def new_state(now: float) -> State:
@@ -314,11 +318,23 @@ def overdue(state: State, node: str, now: float, timeout: float, stage_limits: t
         }.get(stage, "read the logs of all ranks")
     if state["last_http"] and ORDER[stage] >= ORDER["api"]:
         found += f"; the last probe: {state['last_http']}"
+    connecting = stage == "placement" and any(_CONNECTING.search(line) for line in state["tail"])
     if cause:
         found, remedy = f"{found}; {_diagnosis.sentence(cause)}", cause["remedy"]
     else:
-        found = f"{found}; last lines: {_tail(state)}"
-    ident = cause["id"] if cause else {"graph_capture": "VLL-05", "completion": "RDY-08", "placement": "RAY-01"}.get(stage, "RDY-01")
+        found = f"{found}{'; the ranks run and do not connect' if connecting else ''}; last lines: {_tail(state)}"
+    if connecting and not cause:
+        remedy = (
+            "read NCCL's log of each rank (docker exec spark-ray sh -c 'tail -n 20 /tmp/nccl.*.log' on every node): the last line says what it waits for; "
+            "another image has another NCCL"
+        )
+    ident = (
+        cause["id"]
+        if cause
+        else "NCL-07"
+        if connecting
+        else {"graph_capture": "VLL-05", "completion": "RDY-08", "placement": "RAY-01"}.get(stage, "RDY-01")
+    )
     return Problem(ident, node=node, stage=stage, found=found, expected=expected, remedy=remedy, **_details(state, cause, now))
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: boot_unit
 short_description: The systemd unit that brings a node's part of the served model back after a boot
-version_added: 0.2.0
-author: dgxspark.serving contributors
+version_added: 0.1.0
+author:
+  - dgxspark.serving contributors (!UNKNOWN)
 description:
   - Manages C(dgxspark-serving.service), its program below C(/usr/local/lib/dgxspark-serving) and what it has to know in
     C(/var/lib/dgxspark-serving/boot.json).
@@ -17,6 +18,20 @@ description:
     status dgxspark-serving) tells how far it is and why the service stays down.
   - Systemd is never reloaded, because that can take the GPUs away from running containers (NVIDIA/nvidia-container-toolkit#48). A new unit is found
     without; a changed one counts from the next boot on.
+extends_documentation_fragment:
+  - dgxspark.serving.attributes
+  - dgxspark.serving.attributes.node
+attributes:
+  check_mode:
+    support: full
+    details:
+      - Tells what would change and changes nothing.
+  diff_mode:
+    support: full
+    details:
+      - Shows the unit and what it has to know; of the program only that it changes.
+  idempotent:
+    support: full
 options:
   node:
     description:
@@ -34,16 +49,6 @@ options:
     description:
       - What the unit has to know, from the plan of M(dgxspark.serving.serving_plan). Needed with O(state=present).
     type: dict
-attributes:
-  check_mode:
-    support: full
-    description: Tells what would change and changes nothing.
-  diff_mode:
-    support: full
-    description: Shows the unit and what it has to know; of the program only that it changes.
-  idempotent:
-    support: full
-    description: A second run changes nothing.
 """
 
 EXAMPLES = r"""

@@ -11,7 +11,8 @@ module: failure_diagnosis
 short_description: Look at the containers of a failed start on one node and keep their logs
 version_added: 0.1.0
 description:
-  - Says which containers of this collection were touched since the run began, which of them ended and with which cause in their own log, and keeps the logs.
+  - Says which containers of this collection were touched since the run began, which of them ended and with which cause in their own log, and keeps the logs,
+    those that NCCL wrote for each rank included.
   - Made for the way back after a failure, so it never fails itself.
 author:
   - dgxspark.serving contributors (!UNKNOWN)
@@ -42,7 +43,7 @@ options:
     type: int
     default: 5000
   directory:
-    description: Where the logs are kept, as C(<container>.log).
+    description: Where the logs are kept, as C(<container>.log) and C(nccl.<host>.<pid>.log).
     type: path
     default: /var/lib/dgxspark-serving/failed
 """
@@ -78,6 +79,7 @@ error:
   type: str
 """
 
+import glob
 import os
 import typing as t
 
@@ -87,6 +89,8 @@ from ansible_collections.dgxspark.serving.plugins.module_utils import _diagnosis
 from ansible_collections.dgxspark.serving.plugins.module_utils._containers import Docker, DockerError, exit_text
 from ansible_collections.dgxspark.serving.plugins.module_utils._wait import bounded
 
+PROC = "/proc"
+MOST_OF_A_LOG = 1 << 20  # bytes
 SHOWN = ("name", "id", "state", "exit_code", "oom_killed", "started_at", "finished_at")
 
 
@@ -111,6 +115,17 @@ def first_ended(node: str, found: t.Iterable[t.Mapping[str, t.Any]], logs: t.Map
     return {"node": node, "container": first["name"], "time": str(first["finished_at"]), "text": text + "."}
 
 
+def nccl_logs(found: t.Iterable[t.Mapping[str, t.Any]]) -> dict[str, str]:
+    """What NCCL wrote for each rank, by name of the file: they go away with the containers. Of a container that ended they cannot be read any more."""
+    logs: dict[str, str] = {}
+    for container in found:
+        pattern = os.path.join(PROC, str(container["pid"]), "root", "tmp", "nccl.*.log")
+        for path in sorted(glob.glob(pattern)) if container["running"] else []:
+            with open(path, encoding="utf-8", errors="replace") as handle:
+                logs[os.path.basename(path).removesuffix(".log")] = handle.read(MOST_OF_A_LOG)
+    return logs
+
+
 def write_private(path: str, text: str) -> None:
     """A file for root alone."""
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
@@ -128,7 +143,7 @@ def look(params: dict[str, t.Any], docker: Docker, result: dict[str, t.Any]) -> 
     logs = {name: docker.log_text(name, tail=params["tail"]) for name in names if name in found}
     plain = {name: docker.log_text(name, tail=200, timestamps=False) for name in logs if not found[name]["running"]}
     result["ended"] = first_ended(params["node"], found.values(), plain)
-    return logs
+    return {**logs, **nccl_logs(found.values())}
 
 
 def main() -> None:

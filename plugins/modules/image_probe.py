@@ -111,11 +111,15 @@ probe:
       type: list
       elements: str
     environment:
-      description: Baked variables that begin with C(NCCL_), C(GLOO_), C(TP_), C(RAY_), C(VLLM_), C(UCX_) or C(HF_). Values of secrets are hidden.
+      description: Baked variables that begin with C(NCCL_), C(GLOO_), C(TP_), C(RAY_), C(VLLM_), C(UCX_), C(HF_), C(OMPI_MCA_), C(MN_IF_NAME) or
+        C(MASTER_). Values of secrets are hidden.
       type: dict
     inherited:
       description: Those of them that O(env) does not set.
       type: dict
+    ring:
+      description: Whether O(env) has the settings of a ring of nodes, which an old NCCL does not know.
+      type: bool
     versions:
       description: Versions of C(vllm), C(ray), C(python), C(torch), C(nccl), C(transformers) and C(huggingface_hub); V(null) when not found.
       type: dict

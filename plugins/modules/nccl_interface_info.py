@@ -17,6 +17,7 @@ description:
     two RDMA devices on two PCI domains; both are rails when their port is ACTIVE and has an IPv4 RoCE v2 GID.
   - Returns the environment for every consumer in its own syntax, and every rejected interface with the reason.
   - Fails with one message when no interface qualifies, or more than one does.
+  - For a gang whose subnet nobody named, O(survey) lists what each node has, and M(dgxspark.serving.serving_settings) finds what all nodes have in common.
 extends_documentation_fragment:
   - dgxspark.serving.attributes
   - dgxspark.serving.attributes.node
@@ -34,8 +35,9 @@ options:
   subnets:
     description:
       - IPv4 networks of the fabric in CIDR form. The socket interface is looked for in the first one in which this node has a usable interface; ports in the
-        others become further rails.
-      - Empty fails with the list of fast ports of this node, unless O(interface) is set.
+        others become further rails. In a ring the first one is the network that carries the sockets, and the rails are all in others.
+      - Empty takes the interface that has O(address); without that the only fast port (25 Gb/s or RDMA) that has an address, its twin apart. With several it
+        fails with the list of them.
     type: list
     elements: str
     default: []
@@ -63,6 +65,16 @@ options:
     description: Whether to fail when RDMA cannot be used on the chosen interface.
     type: bool
     default: false
+  survey:
+    description: Choose nothing and only return RV(ports), what could be a fabric or carry its sockets.
+    type: bool
+    default: false
+  wait:
+    description:
+      - Seconds to look again, once a second, while no interface qualifies or a route is missing. For use after a change of the network, when addresses go
+        away for a moment.
+    type: int
+    default: 0
   sysfs_path:
     description: Where sysfs is mounted.
     type: path
@@ -125,7 +137,8 @@ fabric:
       sample: 200000
     rails:
       description:
-        - Rails in the order of RV(fabric.hcas), each with C(interface), C(address), C(subnet), C(hca), C(hca_port), C(active) and C(reason).
+        - Rails in the order of RV(fabric.hcas), each with C(interface), C(address), C(subnet), C(mtu), C(number) (of the physical port), C(hca), C(hca_port),
+          C(gid_index) (slot of the RoCE v2 GID of C(address)), C(active) and C(reason).
         - A twin that cannot be used is in the list with C(active=false). Without RDMA the only rail is the socket interface.
       type: list
       elements: dict
@@ -158,6 +171,7 @@ fabric:
         NCCL_SOCKET_IFNAME: "=enp1s0f1np1"
         GLOO_SOCKET_IFNAME: enp1s0f1np1
         TP_SOCKET_IFNAME: enp1s0f1np1
+        MN_IF_NAME: enp1s0f1np1
         UCX_NET_DEVICES: enp1s0f1np1
         OMPI_MCA_btl_tcp_if_include: enp1s0f1np1
         VLLM_HOST_IP: 192.168.200.12
@@ -174,6 +188,13 @@ fabric:
       type: list
       elements: str
       returned: success
+ports:
+  description:
+    - Every interface that could be a fabric or carry its sockets, with C(interface), C(addresses), C(usable) (up with carrier), C(reason), C(fast),
+      C(speed), C(mtu), C(hca) and C(port), which is the same text for the two halves of one physical port.
+  returned: with O(survey)
+  type: list
+  elements: dict
 problem:
   description: Why it failed, with C(id), C(node), C(stage), C(found), C(expected), C(remedy) and C(details) (candidates, netplan file to write).
   returned: failure
@@ -182,10 +203,12 @@ problem:
 
 import os
 import shutil
+import time
+import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.dgxspark.serving.plugins.module_utils._fabric import detect, parse_request
+from ansible_collections.dgxspark.serving.plugins.module_utils._fabric import detect, parse_request, survey
 from ansible_collections.dgxspark.serving.plugins.module_utils._netif import Route, Sysfs, add_sysfs, parse_addr, parse_route
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 from ansible_collections.dgxspark.serving.plugins.module_utils._rdma import read_hcas
@@ -227,6 +250,23 @@ class Iproute:
         return parse_route(peer, *self._run("-j", "route", "get", peer))
 
 
+PASSING = {"fabric-missing", "fabric-address", "fabric-route", "fabric-interface", "fabric-subnet", "NET-10", "rdma-missing"}
+
+
+def patiently(
+    look: t.Callable[[], dict[str, t.Any]], seconds: float, clock: t.Callable[[], float], sleep: t.Callable[[float], None]
+) -> dict[str, t.Any]:
+    """``look()``, again while it fails with what may pass after a change of the network (NET-16). Raises its last Problem when the time is over."""
+    until = clock() + seconds
+    while True:
+        try:
+            return look()
+        except Problem as problem:
+            if problem.id not in PASSING or clock() >= until:
+                raise
+        sleep(1)
+
+
 def main() -> None:
     """Entry point."""
     module = AnsibleModule(
@@ -238,20 +278,28 @@ def main() -> None:
             "interface": {"type": "str", "default": ""},
             "hcas": {"type": "list", "elements": "str", "default": []},
             "require_rdma": {"type": "bool", "default": False},
+            "survey": {"type": "bool", "default": False},
+            "wait": {"type": "int", "default": 0},
             "sysfs_path": {"type": "path", "default": "/sys"},
         },
         supports_check_mode=True,
     )
     sysfs = Sysfs(module.params["sysfs_path"], read_file, os.listdir, os.path.realpath)
     ip = Iproute(module, module.params["node"])
-    try:
-        request = parse_request(module.params)
+
+    def look() -> dict[str, t.Any]:
         interfaces = parse_addr(ip.addr())
         add_sysfs(interfaces, sysfs)
-        fabric = detect(request, interfaces, read_hcas(sysfs), ip.route)
+        if module.params["survey"]:
+            return {"ports": survey(request, interfaces, read_hcas(sysfs))}
+        return {"fabric": detect(request, interfaces, read_hcas(sysfs), ip.route)}
+
+    try:
+        request = parse_request(module.params)
+        result = patiently(look, module.params["wait"], time.monotonic, time.sleep)
     except Problem as exc:
         module.fail_json(msg=exc.msg, problem=exc.as_dict(), changed=False)
-    module.exit_json(changed=False, fabric=fabric)
+    module.exit_json(changed=False, **result)
 
 
 if __name__ == "__main__":

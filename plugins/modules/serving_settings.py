@@ -35,6 +35,14 @@ options:
         argument specification. They are checked in the same way and returned in RV(settings).
     type: dict
     default: {}
+  find_fabric:
+    description:
+      - Do not read the variables again, but complete C(preflight_inputs) with a fabric that they do not name. It is found by comparing C(preflight_ports) of
+        all nodes (RV(dgxspark.serving.nccl_interface_info#module:ports)), as the one subnet that all nodes share on fast ports, or the ring of three
+        nodes. Where only the addresses are not named, they are those that the nodes have in the subnet.
+      - None or several fail with what each node has, and with the netplan file to write.
+    type: bool
+    default: false
   any_nodes:
     description: Accept a recipe for another number of nodes than the inventory has, for a playbook that only plans.
     type: bool
@@ -63,6 +71,10 @@ settings:
   sample:
     api_port: 30000
     model: Qwen/Qwen3.5-122B-A10B-FP8
+topology:
+  description: With O(find_fabric), V(single), V(pair), V(switch) or V(ring).
+  returned: with O(find_fabric)
+  type: str
 gang:
   description: All nodes of the groups C(ray_head) and C(ray_workers) with their fabric addresses, the head first.
   returned: success

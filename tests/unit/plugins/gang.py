@@ -90,6 +90,7 @@ def fabric(address: str, **more: t.Any) -> dict[str, t.Any]:
             "NCCL_SOCKET_IFNAME": "=enp1s0f1np1",
             "GLOO_SOCKET_IFNAME": "enp1s0f1np1",
             "TP_SOCKET_IFNAME": "enp1s0f1np1",
+            "MN_IF_NAME": "enp1s0f1np1",
             "NCCL_IB_DISABLE": "0",
             "NCCL_IB_HCA": "=rocep1s0f1:1",
             "UCX_NET_DEVICES": "enp1s0f1np1",

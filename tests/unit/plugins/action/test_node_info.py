@@ -18,6 +18,8 @@ def run(monkeypatch):
     """run(answer, **variables): what the action answers when the module does; ``answer`` is a result or an exception."""
     monkeypatch.setattr(node_info.ActionBase, "run", lambda self, tmp=None, task_vars=None: {})
 
+    options = {}
+
     def run(answer, remote="10.1.230.180", **variables):
         plugin = node_info.ActionModule.__new__(node_info.ActionModule)
         plugin._play_context = types.SimpleNamespace(remote_addr=remote)
@@ -28,8 +30,10 @@ def run(monkeypatch):
             return answer
 
         plugin._execute_module = execute
+        plugin._connection = types.SimpleNamespace(set_option=lambda name, value: options.update({name: value}))
         return plugin.run(None, {"groups": GROUPS, **variables})
 
+    run.options = options
     return run
 
 
@@ -39,6 +43,7 @@ FACTS = {"changed": False, "node": {}}
 
 def test_the_module_answers(run):
     assert run(FACTS, inventory_hostname="spark-1") == FACTS
+    assert run.options == {"reconnection_retries": 0}
 
 
 def test_a_worker_that_cannot_be_reached_names_the_way_to_it(run):

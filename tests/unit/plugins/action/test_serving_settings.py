@@ -8,7 +8,9 @@ import types
 import pytest
 
 from ansible_collections.dgxspark.serving.plugins.action import serving_settings
-from ansible_collections.dgxspark.serving.tests.unit.plugins import gang
+from ansible_collections.dgxspark.serving.plugins.module_utils import _fabric
+from ansible_collections.dgxspark.serving.plugins.module_utils._rdma import read_hcas
+from ansible_collections.dgxspark.serving.tests.unit.plugins import fabric_gang, gang
 
 GIVEN = {"spark_image": gang.IMAGE, "spark_model": gang.MODEL, "spark_fabric_subnet": "192.168.200.0/24"}
 HOSTS = ("spark-1", "spark-2")
@@ -47,8 +49,8 @@ def test_no_connection_is_made():
 def test_every_input_has_its_default(run):
     result = run()
     assert not result.get("failed") and result["changed"] is False
-    assert set(result["settings"]) == {name.removeprefix("spark_") for name in gang.options()} | {"api_local_url"}
-    derived = {"served_model_name": gang.MODEL, "api_local_url": "http://127.0.0.1:30000"}
+    assert set(result["settings"]) == {name.removeprefix("spark_") for name in gang.options()} | {"api_local_url", "fabric_rails"}
+    derived = {"fabric_rails": [], "served_model_name": gang.MODEL, "api_local_url": "http://127.0.0.1:30000"}
     assert result["settings"] == {**gang.settings(model_revision="main"), **derived}
 
 
@@ -108,6 +110,59 @@ def test_what_is_wrong_for_one_host_is_told_by_it(run):
     own = {"spark-2": {"spark_fabric_address": None}}
     assert not run("spark-1", own=own).get("failed")
     assert run("spark-2", own=own)["problem"]["node"] == "spark-2"
+
+
+def test_addresses_are_named_on_all_nodes_or_on_none(run):
+    own = {"spark-2": {"spark_fabric_address": None}}
+    told = run("spark-2", own=own)
+    assert told["problem"]["id"] == "RAY-09" and "no spark_fabric_address, which spark-1 has" in told["msg"]
+    none = run("spark-2", shared={"spark_fabric_address": None, "spark_fabric_subnet": None})
+    assert not none.get("failed") and none["settings"]["fabric_address"] == none["settings"]["fabric_subnet"] == ""
+    assert none["peers"] == [""]
+
+
+@pytest.fixture
+def find(run, tmp_path):
+    """find(name, shape): what the second look answers on a host of a recorded gang whose inventory names no fabric; ``lost`` has no facts."""
+
+    def find(name, shape, lost=(), subnet=""):
+        whole = fabric_gang.Gang(shape, tmp_path / name)
+        inputs = {"settings": {**gang.settings(fabric_subnet=subnet, fabric_address=""), "fabric_rails": []}, "gang": [], "peers": []}
+        hostvars = {}
+        for host, (interfaces, sysfs) in whole.seen.items():
+            ports = _fabric.survey(_fabric.parse_request({}), interfaces, read_hcas(sysfs))
+            hostvars[host] = {"preflight_inputs": inputs, **({} if host in lost else {"preflight_ports": {"ports": ports}})}
+        plugin = serving_settings.ActionModule.__new__(serving_settings.ActionModule)
+        plugin._task = types.SimpleNamespace(args={"find_fabric": True})
+        groups = {"ray_head": whole.names[:1], "ray_workers": whole.names[1:]}
+        return plugin.run(None, {"groups": groups, "hostvars": hostvars, "inventory_hostname": name, "preflight_inputs": inputs})
+
+    return find
+
+
+def test_find_fabric_completes_the_inputs(find):
+    result = find("spark-2", "twin_own_subnet")
+    settings = result["settings"]
+    assert (settings["fabric_subnet"], settings["fabric_rails"]) == ("192.168.200.0/24", ["192.168.201.0/24"])
+    assert (settings["fabric_address"], settings["model"], result["topology"]) == ("192.168.200.13", gang.MODEL, "pair")
+    assert result["gang"] == [{"node": "spark-1", "address": "192.168.200.12"}, {"node": "spark-2", "address": "192.168.200.13"}]
+    assert result["peers"] == ["192.168.200.12"]
+
+
+def test_find_fabric_takes_the_subnet_that_is_named(find):
+    settings = find("spark-2", "two_cables_lan", subnet="192.168.0.0/24")["settings"]
+    assert (settings["fabric_subnet"], settings["fabric_address"]) == ("192.168.0.0/24", "192.168.0.189")
+
+
+def test_find_fabric_fails_on_the_head_only(find):
+    result = find("spark-1", "two_cables_lan")
+    assert result["failed"] and result["problem"]["id"] == "fabric-subnet" and "spark-2: " in result["msg"]
+    assert not find("spark-2", "two_cables_lan").get("failed")
+
+
+def test_find_fabric_wants_all_nodes(find):
+    result = find("spark-1", "one_cable", lost=("spark-2",))
+    assert result["failed"] and (result["problem"]["id"], result["problem"]["node"]) == ("gang-incomplete", "spark-2")
 
 
 def test_the_specification_is_that_of_the_role():

@@ -69,7 +69,7 @@ def run(monkeypatch, tmp_path, shown):
 
 def test_the_head_is_asked_for_everything(run):
     row = run("spark-1")["row"]
-    assert list(run.asked) == ["node_info", "serving_info", "nccl_interface_info"]
+    assert list(run.asked) == ["node_info", "nccl_interface_info", "serving_info"]
     assert run.asked["serving_info"]["ray_address"] == "192.168.200.12:6379"
     assert run.asked["serving_info"]["url"] == "http://127.0.0.1:30000"
     assert (row["role"], row["reachable"], row["error"], row["server"]["stage"]) == ("head", True, "", "ray")

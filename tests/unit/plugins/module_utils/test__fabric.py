@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import pathlib
-
 import pytest
 
 from ansible_collections.dgxspark.serving.plugins.module_utils import _fabric
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 from ansible_collections.dgxspark.serving.plugins.module_utils._rdma import read_hcas
-from ansible_collections.dgxspark.serving.tests.unit.fixtures.netif import shapes
+from ansible_collections.dgxspark.serving.tests.unit.fixtures.fabric import shapes
 
 F0, T0, F1, T1 = "enp1s0f0np0", "enP2p1s0f0np0", "enp1s0f1np1", "enP2p1s0f1np1"
 SUBNET = ["192.168.200.0/24"]
@@ -39,7 +37,6 @@ def reason(result, name):
         ("one_cable", F1, ["rocep1s0f1:1"], "one rail only"),
         ("twin_own_subnet", F1, ["rocep1s0f1:1", "roceP2p1s0f1:1"], None),
         ("twins_same_subnet", F1, ["rocep1s0f1:1", "roceP2p1s0f1:1"], "same subnet 192.168.200.0/24 (NET-05)"),
-        ("other_port", F0, ["rocep1s0f0:1", "roceP2p1s0f0:1"], None),
         ("two_cables_lan", F0, ["rocep1s0f0:1"], "one rail only"),
         ("mlx5_names", F1, ["mlx5_1:1", "mlx5_3:1"], None),
         ("gid_drift", F1, ["rocep1s0f1:1", "roceP2p1s0f1:1"], None),
@@ -50,8 +47,9 @@ def reason(result, name):
         ("docker_overlap", F1, ["rocep1s0f1:1"], "br-1a2b3c4d5e6f carries 192.168.200.1/20, which overlaps"),
         ("no_rdma", F1, [], None),
         ("hca_down", F1, [], "RDMA is not used: rocep1s0f1:1 (enp1s0f1np1) is DOWN"),
-        ("vlan_fabric", "enp1s0f1np1.200", [], None),
+        ("vlan_fabric", "enp1s0f1np1.200", ["rocep1s0f1:1"], None),
         ("bond", "bond0", [], None),
+        ("bond_lag", "bond0", ["mlx5_bond_0:1"], None),
         ("simulated", F1, [], None),
     ],
 )
@@ -66,9 +64,9 @@ def test_shapes_that_work(shape, interface, hcas, warning, tmp_path):
     assert result["rail_count"] == max(1, len(hcas))
     env = result["env"]
     assert env["NCCL_SOCKET_IFNAME"] == f"={interface}"
-    assert {env[name] for name in ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "UCX_NET_DEVICES", "OMPI_MCA_btl_tcp_if_include")} == {
-        interface
-    }
+    assert {
+        env[name] for name in ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "MN_IF_NAME", "UCX_NET_DEVICES", "OMPI_MCA_btl_tcp_if_include")
+    } == {interface}
     assert env["VLLM_HOST_IP"] == "192.168.200.12"
     assert env.get("NCCL_IB_HCA") == ("=" + ",".join(hcas) if hcas else None)
     assert env["NCCL_IB_DISABLE"] == ("0" if hcas else "1")
@@ -145,7 +143,7 @@ def test_the_address_picks_the_half_when_twins_share_a_subnet(address, tmp_path)
             "enp1s0f1np1: no carrier: no cable, or the other end is off (address 192.168.200.12/24)",
             "plug the cable of enp1s0f1np1 in",
         ),
-        ("admin_down", {}, "fabric-missing", "enp1s0f1np1: administratively down", "plug the cable"),
+        ("admin_down", {}, "fabric-missing", "enp1s0f1np1: administratively down", "ip link set enp1s0f1np1 up"),
         ("bare", {"address": "192.168.200.12"}, "fabric-missing", "enp1s0f1np1: up, but without IPv4", "addresses: [192.168.200.12/24]"),
         ("ipv6_only", {}, "fabric-missing", "only IPv6 fd00:200::12", "/etc/netplan/40-cx7.yaml"),
         (
@@ -153,7 +151,7 @@ def test_the_address_picks_the_half_when_twins_share_a_subnet(address, tmp_path)
             {"address": "192.168.200.12"},
             "NET-10",
             "enp1s0f1np1 169.254.127.30/16",
-            "enp1s0f1np1: {dhcp4: false, addresses: [192.168.200.12/24]}",
+            "enp1s0f1np1: {dhcp4: false, dhcp6: false, link-local: [ipv6], mtu: 9000, optional: true, addresses: [192.168.200.12/24]}",
         ),
         (
             "two_in_subnet",
@@ -179,9 +177,9 @@ def test_the_address_picks_the_half_when_twins_share_a_subnet(address, tmp_path)
         ),
         (
             "one_cable",
-            {"peers": ["192.168.200.99"]},
+            {"subnets": ["192.168.0.0/16"], "peers": ["192.168.77.13"]},
             "fabric-route",
-            "no route to peer 192.168.200.99: RTNETLINK answers",
+            "packets to peer 192.168.77.13 leave by enP7s7 (10.1.230.180/24), not by enp1s0f1np1",
             "spark_fabric_address",
         ),
         (
@@ -193,7 +191,21 @@ def test_the_address_picks_the_half_when_twins_share_a_subnet(address, tmp_path)
         ),
         ("one_cable", {"address": "192.168.200.55"}, "fabric-address", "enp1s0f1np1 192.168.200.12/24", "spark_fabric_address"),
         ("one_cable", {"address": "10.1.230.180"}, "fabric-address", "outside of 192.168.200.0/24", "spark_fabric_address"),
-        ("one_cable", {"subnets": [], "peers": []}, "fabric-subnet", "enp1s0f1np1 (192.168.200.12/24, 200000 Mb/s)", "spark_fabric_subnet"),
+        (
+            "two_cables_lan",
+            {"subnets": [], "peers": []},
+            "fabric-subnet",
+            "enp1s0f0np0 (192.168.200.12/24, 200000 Mb/s); enp1s0f1np1 (192.168.0.188/24, 200000 Mb/s)",
+            "spark_fabric_subnet",
+        ),
+        ("bare", {"subnets": [], "peers": []}, "fabric-subnet", "enp1s0f1np1 (up, but without IPv4", "spark_fabric_subnet"),
+        (
+            "one_cable",
+            {"subnets": [], "address": "192.168.200.99"},
+            "fabric-address",
+            "no usable interface with 192.168.200.99; there are enP7s7 10.1.230.180/24; enp1s0f1np1 192.168.200.12/24",
+            "spark_fabric_address",
+        ),
         ("no_rdma", {"require_rdma": True}, "rdma-missing", "no RDMA device at all", "spark_require_rdma"),
         ("hca_down", {"require_rdma": True}, "rdma-missing", "rocep1s0f1:1 (enp1s0f1np1) is DOWN", "rdma link"),
         ("simulated", {"require_rdma": True}, "rdma-missing", "no RDMA device at all", "spark_require_rdma"),
@@ -218,7 +230,8 @@ def test_missing_lists_every_candidate(tmp_path):
 def test_netplan_is_a_file_to_write(tmp_path):
     yaml = pytest.importorskip("yaml")
     problem = failure("link_local", tmp_path, address="192.168.200.12")
-    expected = {"network": {"version": 2, "ethernets": {F1: {"dhcp4": False, "addresses": ["192.168.200.12/24"]}}}}
+    port = {"dhcp4": False, "dhcp6": False, "link-local": ["ipv6"], "mtu": 9000, "optional": True, "addresses": ["192.168.200.12/24"]}
+    expected = {"network": {"version": 2, "ethernets": {F1: port}}}
     assert yaml.safe_load(problem.details["netplan"]) == expected
     start = problem.remedy.index("network: {")
     assert yaml.safe_load(problem.remedy[start : problem.remedy.rindex("}") + 1]) == expected
@@ -276,8 +289,42 @@ def test_overrides_and_input_are_validated(params, problem_id, found, tmp_path):
 def test_hca_override(tmp_path):
     result = detect("one_cable", tmp_path, hcas=["rocep1s0f1:1", "roceP2p1s0f1"])
     assert result["env"]["NCCL_IB_HCA"] == "=rocep1s0f1:1,roceP2p1s0f1:1"
+    told = [text for text in result["warnings"] if "because it was named" in text]
+    assert len(told) == 1 and told[0].startswith("RDMA device roceP2p1s0f1:1 is used because it was named, but roceP2p1s0f1:1 has no IPv4")
 
 
-def test_all_shapes_are_tested():
-    text = pathlib.Path(__file__).read_text(encoding="utf-8")
-    assert [name for name in shapes.SHAPES if f'"{name}"' not in text] == []
+def test_without_a_subnet_the_address_or_the_only_fast_port_decides(tmp_path):
+    found = detect("twin_own_subnet", tmp_path / "a", subnets=[])
+    assert (found["interface"], found["address"], found["subnet"]) == (F1, "192.168.200.12", "192.168.200.0/24")
+    named = detect("two_cables_lan", tmp_path / "b", subnets=[], address="192.168.200.12")
+    assert (named["interface"], named["hcas"]) == (F0, ["rocep1s0f0:1"])
+
+
+def test_without_a_route_to_the_peer(tmp_path):
+    interfaces, sysfs = shapes.load("no_default_route", tmp_path, "spark-2")
+    request = _fabric.parse_request({"subnets": ["192.168.0.0/16"], "peers": ["192.168.77.12"]})
+    with pytest.raises(Problem) as caught:
+        _fabric.detect(request, interfaces, read_hcas(sysfs), shapes.router("no_default_route", "spark-2"))
+    assert caught.value.id == "fabric-route" and "no route to peer 192.168.77.12: RTNETLINK answers" in caught.value.found
+
+
+def test_a_ring_has_its_sockets_on_one_network_and_its_rails_on_others(tmp_path):
+    subnets = ["10.1.230.0/24", *(f"192.168.{net}.0/24" for net in (10, 11, 20, 21, 30, 31))]
+    for given in ({"subnets": subnets}, {"subnets": [], "address": "10.1.230.180"}):
+        result = detect("ring", tmp_path / str(len(given)), peers=["10.1.230.181", "10.1.230.182"], require_rdma=True, **given)
+        assert (result["interface"], result["address"], result["rdma"]) == ("enP7s7", "10.1.230.180", True)
+        assert sorted(result["hcas"]) == ["roceP2p1s0f0:1", "roceP2p1s0f1:1", "rocep1s0f0:1", "rocep1s0f1:1"]
+        assert {rail["subnet"] for rail in result["rails"]} == {f"192.168.{net}.0/24" for net in (10, 11, 30, 31)}
+        assert (result["env"]["NCCL_SOCKET_IFNAME"], result["env"]["GLOO_SOCKET_IFNAME"]) == ("=enP7s7", "enP7s7")
+        assert reason(result, F0) == "a rail: 192.168.10.1 is in 192.168.10.0/24"
+        assert result["warnings"] == []  # 10000 Mb/s is not slow for what goes over the LAN there
+
+
+def test_survey_tells_what_could_be_a_fabric(tmp_path):
+    interfaces, sysfs = shapes.load("docker_overlap", tmp_path)
+    rows = {row["interface"]: row for row in _fabric.survey(_fabric.parse_request({}), interfaces, read_hcas(sysfs))}
+    assert list(rows) == [F0, F1, T0, T1, "enP7s7"]
+    assert [name for name, row in rows.items() if row["fast"]] == [F0, F1, T0, T1]
+    assert rows[F1]["port"] == rows[T1]["port"] != rows[F0]["port"]
+    assert (rows[F1]["addresses"], rows[F1]["usable"], rows[F1]["hca"]) == (["192.168.200.12/24"], True, "rocep1s0f1")
+    assert rows[F0]["usable"] is False and rows[F0]["reason"].startswith("no carrier")

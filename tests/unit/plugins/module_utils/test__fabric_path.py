@@ -56,8 +56,10 @@ class Network:
     def connect(self, source, address, port, seconds):
         self.calls.append(("tcp", [source, address, port]))
         self.bounds.append(seconds)
-        if self.error:
-            raise self.error
+        error = self.error.get(port) if isinstance(self.error, dict) else self.error
+        if error:
+            raise error
+        return port == 22
 
 
 def check(net, peer=PEER, **over):
@@ -66,7 +68,6 @@ def check(net, peer=PEER, **over):
         "interface": "enp1s0f1np1",
         "address": "192.168.200.12",
         "mtu": 9000,
-        "tcp_port": 22,
         "timeout": 12.0,
         **over,
     }
@@ -130,19 +131,27 @@ def test_all_well():
         ({"big": TOO_LONG}, PEER, "path_mtu", "NET-12", "the path takes 1500 only", "every switch port"),
         ({"big": FRAG_NEEDED}, PEER, "path_mtu", "NET-12", "the path takes 1500 only", "every switch port"),
         (
-            {"connect": ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")},
+            {"connect": OSError(errno.ECONNREFUSED, "rejected by a firewall")},
             PEER,
             "tcp",
             "NET-13",
-            "refuses TCP port 22",
-            "ListenAddress",
+            "port 22: rejected by a firewall",
+            "firewall of spark-2",
+        ),
+        (
+            {"connect": dict.fromkeys((6380, 6381, 6382, 6384), TimeoutError("timed out"))},
+            path.Peer("spark-2", "192.168.200.13", 9000, (22, 6380, 6381, 6382, 6384, 45000)),
+            "tcp",
+            "NET-13",
+            "to spark-2 (192.168.200.13) ports 6380 to 6382, 6384: no answer (open: ports 22, 45000)",
+            "ufw allow in",
         ),
         (
             {"connect": TimeoutError("timed out")},
             PEER,
             "tcp",
             "NET-13",
-            "no TCP connection from 192.168.200.12 to spark-2 (192.168.200.13) port 22: no answer in time",
+            "no TCP connection from 192.168.200.12 to spark-2 (192.168.200.13) port 22: no answer",
             "firewall",
         ),
         ({"connect": OSError(errno.EHOSTUNREACH, "No route to host")}, PEER, "tcp", "NET-13", "No route to host", "firewall"),
@@ -167,6 +176,11 @@ def test_without_ping_tcp_decides(small, note):
     assert len(done.notes) == 1 and note in done.notes[0]
 
 
+def test_a_port_without_a_listener_is_open():
+    done = check(Network(), path.Peer("spark-2", "192.168.200.13", 9000, (22, 6380)))
+    assert done.problem is None and done.rows[-1]["detail"] == "open: ports 22, 6380"
+
+
 def test_without_the_ping_command_a_connection_warms_the_neighbour():
     net = Network(small=MISSING, neighbour=INCOMPLETE, connect=TimeoutError())
     assert check(net).problem.id == "fabric-unreachable"
@@ -187,6 +201,88 @@ def test_steps_are_bounded_by_the_rest_of_the_time():
     net = Network()
     check(net, timeout=2.0)
     assert max(net.bounds) <= 2.0 and net.bounds[-1] == 0.5
+
+
+def test_a_pinned_rail_asks_the_way_of_its_own_interface():
+    net = Network(route=(0, '[{"dst":"192.168.200.13","dev":"enP2p1s0f1np1"}]', ""))
+    done = check(net, interface="enP2p1s0f1np1", address="192.168.200.112", pinned=True)
+    assert done.problem is None
+    assert net.calls[0][1][4:] == ["192.168.200.13", "from", "192.168.200.112", "oif", "enP2p1s0f1np1"]
+    check(plain := Network())
+    assert "oif" not in plain.calls[0][1]
+
+
+OWN = path.Ends("spark-1", "enp1s0f1np1", "192.168.200.12", 9000, 12.0)
+
+
+def rail(interface, address, mtu=9000):
+    return path.Rail(interface, address, address.rpartition(".")[0] + ".0/24", mtu)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "expected"),
+    [
+        ([], [rail("enP2p1s0f1np1", "192.168.201.13")], []),
+        (
+            [rail("enP2p1s0f1np1", "192.168.201.12", 1500)],
+            [rail("enP2p1s0f0np0", "192.168.201.13")],
+            [("enP2p1s0f1np1", "192.168.201.12", 1500, False, "192.168.201.13", 9000, (22,))],
+        ),
+        # Twins in one subnet: pinned to the interface.
+        (
+            [rail("enP2p1s0f1np1", "192.168.200.112")],
+            [rail("enP2p1s0f1np1", "192.168.200.113")],
+            [("enP2p1s0f1np1", "192.168.200.112", 9000, True, "192.168.200.113", 9000, (22,))],
+        ),
+        # Two further rails in one subnet are joined by their position; one that the peer lacks is left out.
+        (
+            [rail("a", "192.168.201.12"), rail("b", "192.168.201.112"), rail("c", "192.168.202.12")],
+            [rail("x", "192.168.201.13"), rail("y", "192.168.201.113")],
+            [("a", "192.168.201.12", 9000, True, "192.168.201.13", 9000, (22,)), ("b", "192.168.201.112", 9000, True, "192.168.201.113", 9000, (22,))],
+        ),
+    ],
+)  # fmt: skip
+def test_each_rail_is_a_path_of_its_own(ours, theirs, expected):
+    peer = path.Peer("spark-2", "192.168.200.13", 9000, (22, 6380), tuple(theirs))
+    first, *others = path.legs(OWN, ours, [peer])
+    assert first == (OWN, peer)
+    assert [(e.interface, e.address, e.mtu, e.pinned, p.address, p.mtu, p.ports) for e, p in others] == expected
+
+
+def test_paths_of_the_plan():
+    fabric = {
+        "interface": "enp1s0f1np1",
+        "mtu": 9000,
+        "candidates": [{"interface": "enP2p1s0f1np1", "mtu": 1500}],
+        "rails": [
+            {"interface": "enp1s0f1np1", "address": "192.168.200.12", "subnet": "192.168.200.0/24", "active": True},
+            {"interface": "enP2p1s0f1np1", "address": "192.168.201.12", "subnet": "192.168.201.0/24", "active": True},
+            {"interface": "enp1s0f0np0", "address": None, "subnet": None, "active": True},
+            {"interface": "enP2p1s0f0np0", "address": "192.168.202.12", "subnet": "192.168.202.0/24", "active": False},
+        ],
+    }
+    members = [{"name": "spark-1", "address": "192.168.200.12", "fabric": fabric}]
+    assert path.paths(members, {"spark-1": [22, 6379]}) == [
+        {
+            "node": "spark-1",
+            "address": "192.168.200.12",
+            "peer_mtu": 9000,
+            "ports": [22, 6379],
+            "rails": [{"interface": "enP2p1s0f1np1", "address": "192.168.201.12", "subnet": "192.168.201.0/24", "mtu": 1500}],
+        }
+    ]
+
+
+def test_every_node_sends_once_and_receives_once():
+    nodes = ["192.168.200.9", "192.168.200.12", "192.168.200.100"]
+    assert [path.receiver_of(node, nodes) for node in nodes] == ["192.168.200.12", "192.168.200.100", "192.168.200.9"]
+
+
+@pytest.mark.parametrize(("gbits", "told"), [(13.2, True), (19.99, True), (20.0, False), (92.4, False)])
+def test_a_slow_rail_is_told(gbits, told):
+    text = path.slow("spark-2 (192.168.200.13)", "enp1s0f1np1", gbits, 20)
+    assert bool(text) is told
+    assert not told or (f"only {gbits:.1f} Gb/s" in text and "20 or more" in text and "take their power away" in text)
 
 
 def test_summary_names_all():

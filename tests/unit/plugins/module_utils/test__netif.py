@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from ansible_collections.dgxspark.serving.plugins.module_utils import _netif
-from ansible_collections.dgxspark.serving.tests.unit.fixtures.netif import shapes
+from ansible_collections.dgxspark.serving.tests.unit.fixtures.fabric import shapes
 
 FABRIC = [_netif.Network("192.168.200.0/24")]
 

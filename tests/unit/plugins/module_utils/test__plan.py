@@ -171,6 +171,13 @@ def test_a_container_of_our_name_that_is_not_ours(name, state):
     assert _plan.node_problems(gang.settings(), gang.member(facts=gang.node(containers=[own]))) == []
 
 
+def test_an_override_that_this_node_cannot_follow():
+    rows = [{"interface": "enp1s0f0np0", "up": True, "carrier": True, "addresses": ["192.168.200.13/24"], "hca": None}]
+    member = gang.member("spark-2", choice=gang.fabric("192.168.200.13", candidates=rows))
+    problems = _plan.node_problems(gang.settings(env={"GLOO_SOCKET_IFNAME": "enp1s0f1np1"}), member)
+    assert told(problems) == [("input", "spark-2")]
+
+
 @pytest.mark.parametrize("case", NODE_RULES)
 def test_node(case):
     facts, expected, words = NODE_RULES[case]
@@ -296,12 +303,16 @@ def env_of(name="spark-1", **values):
 
 # docs/design.md, "Containers on the nodes": everything explicit on every node.
 EVERYWHERE = {
+    "NCCL_DEBUG": "INFO",
+    "NCCL_DEBUG_SUBSYS": "INIT,NET",
+    "NCCL_DEBUG_FILE": "/tmp/nccl.%h.%p.log",
     "DO_NOT_TRACK": "1",
     "FLASHINFER_WORKSPACE_BASE": "/var/cache/kernels/flashinfer",
     "GLOO_SOCKET_IFNAME": "enp1s0f1np1",
     "HF_HUB_CACHE": "/models/hub",
     "HF_HUB_OFFLINE": "1",
     "MASTER_ADDR": "192.168.200.12",
+    "MN_IF_NAME": "enp1s0f1np1",
     "NCCL_IB_DISABLE": "0",
     "NCCL_IB_HCA": "=rocep1s0f1:1",
     "NCCL_SOCKET_IFNAME": "=enp1s0f1np1",
@@ -345,6 +356,39 @@ def test_environment_never_has_an_empty_text():
 
 def test_environment_never_pins_the_gid():
     assert "NCCL_IB_GID_INDEX" not in env_of()
+
+
+def with_rails(*indexes):
+    """A pair with one RDMA device on each node, its RoCE v2 GID at these indexes."""
+    members = gang.pair()
+    for member, index in zip(members, indexes, strict=True):
+        member["fabric"]["rails"] = rails("192.168.200.0/24", hca="rocep1s0f1", gid_index=index)
+    return members
+
+
+@pytest.mark.parametrize(
+    ("wanted", "indexes", "value"), [("auto", (3, 3), "3"), ("auto", (3, 5), None), ("5", (5, 5), "5"), ("", (3, 3), None)]
+)
+def test_environment_has_the_gid_only_where_it_is_right_for_all(wanted, indexes, value):
+    members = with_rails(*indexes)
+    values = gang.settings(gid_index=wanted)
+    assert [_plan.environment(values, member, members).get("NCCL_IB_GID_INDEX") for member in members] == [value, value]
+    assert _plan.gang_problems(members, wanted) == []
+    told = _plan.fabric_warnings(members, values)
+    assert told == ([] if value or not wanted else [f"NCCL_IB_GID_INDEX is left out, {told[0].partition(', ')[2]}"])
+
+
+def test_a_gid_index_that_is_wrong_on_one_node():
+    assert told(_plan.gang_problems(with_rails(3, 5), "3")) == [("NCL-01", "")]
+
+
+def test_rails_in_different_subnets_are_not_crossed():
+    members = gang.pair()
+    for member in members:
+        member["fabric"].update(rails=rails("192.168.200.0/24", "192.168.201.0/24"), hcas=["rocep1s0f1:1", "roceP2p1s0f1:1"])
+    assert _plan.environment(gang.settings(), members[1], members)["NCCL_CROSS_NIC"] == "0"
+    assert _plan.environment(gang.settings(env={"NCCL_CROSS_NIC": "1"}), members[1], members)["NCCL_CROSS_NIC"] == "1"
+    assert "NCCL_CROSS_NIC" not in env_of()
 
 
 def test_engine_waits_longer_than_we_do_and_our_limit_changes_no_container():
@@ -497,6 +541,68 @@ def test_server_on_the_head_only():
     assert server["env"] == {**containers()["spark-ray"]["env"], "RAY_ADDRESS": "192.168.200.12:6379"}
 
 
+def different_ports():
+    """The cable is in port 1 of the head and in port 0 of the worker."""
+    members = gang.pair()
+    names = {"enp1s0f1np1": "enp1s0f0np0", "rocep1s0f1": "rocep1s0f0"}
+    env = members[1]["fabric"]["env"]
+    for old, new in names.items():
+        env = {key: value.replace(old, new) for key, value in env.items()}
+    members[1]["fabric"] = gang.fabric("192.168.200.13", interface="enp1s0f0np0", env=env)
+    return members
+
+
+def test_ranks_keep_their_own_names_when_they_differ():
+    """vLLM 0.17 on Ray gives every rank the NCCL_ and UCX_ variables of the head, but for those in a file."""
+    members = different_ports()
+    head, worker = containers(members=members), containers("spark-2", members=members)
+    assert head["spark-ray"]["env"]["NCCL_IB_HCA"] == "=rocep1s0f1:1" and worker["spark-ray"]["env"]["NCCL_IB_HCA"] == "=rocep1s0f0:1"
+    assert (worker["spark-ray"]["env"]["NCCL_SOCKET_IFNAME"], worker["spark-ray"]["env"]["GLOO_SOCKET_IFNAME"]) == (
+        "=enp1s0f0np0",
+        "enp1s0f0np0",
+    )
+    file = _plan.serving_plan(gang.settings(), members)["fabric"]["carry_over"]
+    assert f"{file['path']}:/etc/vllm/ray_non_carry_over_env_vars.json:ro" in head["spark-vllm"]["volumes"]
+    assert head["spark-vllm"]["env"]["VLLM_CONFIG_ROOT"] == "/etc/vllm"
+    assert file["path"].startswith("/var/lib/dgxspark-serving/ray_env_") and file["path"].endswith(".json")
+    names = json.loads(file["content"])
+    assert {"NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "UCX_NET_DEVICES"} <= set(names)
+    assert not {"NCCL_IB_DISABLE", "MASTER_ADDR", "VLLM_HOST_IP"} & set(names)  # equal everywhere, or never copied
+    told_by = _plan.fabric_warnings(members, gang.settings())
+    assert len(told_by) == 1 and "NCCL_IB_HCA" in told_by[0] and "differ between the nodes" in told_by[0]
+    assert not any("vllm/ray" in volume for volume in head["spark-ray"]["volumes"])
+
+
+def test_no_file_where_it_is_not_needed():
+    assert _plan.serving_plan(gang.settings(), gang.pair())["fabric"]["carry_over"] == {}
+    assert "VLLM_CONFIG_ROOT" not in containers()["spark-vllm"]["env"]
+    assert _plan.serving_plan(gang.settings(executor="mp"), different_ports())["fabric"]["carry_over"] == {}
+
+
+def test_a_configuration_directory_of_the_inventory_is_kept():
+    server = containers(members=different_ports(), env={"VLLM_CONFIG_ROOT": "/opt/vllm"})["spark-vllm"]
+    assert server["env"]["VLLM_CONFIG_ROOT"] == "/opt/vllm"
+    assert any(volume.endswith(":/opt/vllm/ray_non_carry_over_env_vars.json:ro") for volume in server["volumes"])
+
+
+def test_plan_tells_the_fabric_of_each_node():
+    fabric = _plan.serving_plan(gang.settings(), different_ports())["fabric"]
+    assert fabric["topology"] == "pair"
+    assert fabric["env"]["spark-2"] == {
+        "GLOO_SOCKET_IFNAME": "enp1s0f0np0",
+        "MASTER_ADDR": "192.168.200.12",
+        "MN_IF_NAME": "enp1s0f0np0",
+        "NCCL_IB_DISABLE": "0",
+        "NCCL_IB_HCA": "=rocep1s0f0:1",
+        "NCCL_SOCKET_IFNAME": "=enp1s0f0np0",
+        "OMPI_MCA_btl_tcp_if_include": "enp1s0f0np0",
+        "RAY_NODE_IP_ADDRESS": "192.168.200.13",
+        "TP_SOCKET_IFNAME": "enp1s0f0np0",
+        "UCX_NET_DEVICES": "enp1s0f0np0",
+        "VLLM_HOST_IP": "192.168.200.13",
+    }
+
+
 def test_ray_itself_is_not_told_of_a_cluster():
     """With RAY_ADDRESS in its environment ``ray start --head`` refuses."""
     assert all("RAY_ADDRESS" not in containers(name)["spark-ray"]["env"] for name in ("spark-1", "spark-2"))
@@ -618,12 +724,13 @@ SERVER = {"spark-vllm"}
         ({"api_port": 8000}, SERVER),
         ({"gpu_memory_utilization": 0.7}, SERVER),
         ({"image": "vllm:other"}, BOTH),
-        ({"env": {"NCCL_DEBUG": "INFO"}}, BOTH),
+        ({"env": {"NCCL_DEBUG": "TRACE"}}, BOTH),
         ({"ray_port": 6400}, BOTH),
         ({"ulimits": []}, BOTH),
         ({"model_cache": "/data"}, BOTH),
         # Of no meaning to a running container.
         ({"stop_timeout": 5, "rollback": False, "download_timeout": 9, "ray_timeout": 9, "become": False}, set()),
+        ({"fabric_throughput": 3, "fabric_throughput_min": 40, "require_rdma": False}, set()),
         ({"hf_endpoint": "http://hub", "hf_token_file": "/t", "model_offline": True, "model_exclude": ["*.bin"]}, set()),
         ({"stop": {"containers": ["x"], "units": [], "compose_projects": []}}, set()),
     ],
@@ -874,3 +981,11 @@ def test_later_facts_replace_those_of_preflight():
     found["spark-2"]["image_sync_worker"] = {"image": {"present": True, "fingerprint": gang.FINGERPRINT}}
     plan = _plan.serving_plan(gang.settings(), _plan.members(gang.groups(members), found))
     assert plan["image_in_sync"] is True
+
+
+def test_what_the_others_must_reach():
+    """Ray's services, the ends of its workers' range, and one port of those that the system gives; the control store on the head only."""
+    found = _plan.serving_plan(gang.settings(), gang.pair())
+    services = [6380, 6381, 6382, 6383, 6384, 6385, 20002, 20999, 45000]
+    assert {item["node"]: item["ports"] for item in found["paths"]} == {"spark-1": [22, 6379, *services], "spark-2": [22, *services]}
+    assert found["ray_ports"] == [6379, 6380, 6381, 6382, 6383, 6384, 6385]

@@ -7,7 +7,7 @@ import pytest
 
 from ansible_collections.dgxspark.serving.plugins.module_utils import _rdma
 from ansible_collections.dgxspark.serving.plugins.module_utils._netif import Address, Interface
-from ansible_collections.dgxspark.serving.tests.unit.fixtures.netif import shapes
+from ansible_collections.dgxspark.serving.tests.unit.fixtures.fabric import shapes
 
 
 def node(shape, tmp_path):
@@ -93,3 +93,28 @@ def test_v1_gid_alone_is_not_enough():
     address = Address("192.168.200.12", 24)
     hca = _rdma.Hca("a", 1, "ACTIVE", "Ethernet", ("p",), (_rdma.Gid(2, "IB/RoCE v1", "p", "192.168.200.12"),))
     assert _rdma.unusable(hca, Interface("p", addresses=(address,))) == "a:1 has no IPv4 RoCE v2 GID for p (192.168.200.12/24)"
+
+
+def hca(name, state, gids=()):
+    return _rdma.Hca(name, 1, state, "Ethernet", ("bond0",), tuple(gids))
+
+
+def test_the_active_one_of_two_devices_that_name_a_bond():
+    ports = [hca("rocep1s0f0", "DOWN"), hca("rocep1s0f1", "ACTIVE")]
+    assert _rdma.hca_of(Interface("bond0", kind="bond"), ports).name == "rocep1s0f1"
+    assert _rdma.hca_of(Interface("bond0", kind="bond"), ports[:1]).name == "rocep1s0f0"
+
+
+@pytest.mark.parametrize(
+    ("gids", "expected"),
+    [
+        ([(2, "IB/RoCE v1", "192.168.200.12"), (3, "RoCE v2", "192.168.200.12")], 3),
+        ([(3, "RoCE v2", "10.0.0.1"), (5, "RoCE v2", "192.168.200.12")], 5),
+        ([(1, "RoCE v2", None)], None),
+        ([], None),
+    ],
+)
+def test_gid_index_of_an_address(gids, expected):
+    port = hca("rocep1s0f1", "ACTIVE", [_rdma.Gid(index, kind, "x", ipv4) for index, kind, ipv4 in gids])
+    assert _rdma.gid_index(port, "192.168.200.12") == expected
+    assert _rdma.gid_index(port, None) is None and _rdma.gid_index(None, "192.168.200.12") is None

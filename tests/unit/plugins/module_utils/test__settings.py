@@ -40,6 +40,10 @@ ACCEPTED = [
     ("image", "127.0.0.1:5000/vllm@sha256:" + "a" * 64),
     ("fabric_subnet", "192.168.200.12/24"),
     ("fabric_subnet", "169.254.0.0/16"),
+    ("fabric_subnet", ""),
+    ("gid_index", ""),
+    ("gid_index", "auto"),
+    ("gid_index", "3"),
     ("api_port", 1024),
     ("api_port", 65535),
     ("gpu_memory_utilization", 0.05),
@@ -57,7 +61,8 @@ REFUSED = [
     ("image", "vllm latest", "an image reference"),
     ("image", "-rm", "an image reference"),
     ("fabric_subnet", "192.168.200", "an IPv4 subnet in CIDR form"),
-    ("fabric_subnet", "", "an IPv4 subnet in CIDR form"),
+    ("gid_index", "-1", "a number that is right for every RDMA device"),
+    ("gid_index", "show", "a number that is right for every RDMA device"),
     ("fabric_subnet", "fd00::/64", "an IPv4 subnet in CIDR form"),
     ("fabric_subnet", "192.168.200.12", "a subnet, not a single address"),
     ("fabric_subnet", "192.168.200.12/32", "a subnet, not a single address"),
@@ -97,6 +102,12 @@ def test_secrets_do_not_belong_in_the_environment(key):
     problems = _settings.value_problems(gang.settings(env={key: "hf_abcdef"}))
     assert [problem.found for problem in problems] == [f"{key} in spark_env"]
     assert "hf_abcdef" not in problems[0].msg and "spark_hf_token_file" in problems[0].remedy
+
+
+def test_network_variables_have_a_syntax():
+    env = {"GLOO_SOCKET_IFNAME": "^docker0", "NCCL_IB_GID_INDEX": "3"}
+    problems = _settings.value_problems(gang.settings(env=env))
+    assert [problem.found for problem in problems] == ["GLOO_SOCKET_IFNAME '^docker0' in spark_env", "NCCL_IB_GID_INDEX '3' in spark_env"]
 
 
 @pytest.mark.parametrize("key", ["TOKENIZERS_PARALLELISM", "VLLM_MAX_TOKENS_PER_EXPERT", "PASSWORDLESS"])

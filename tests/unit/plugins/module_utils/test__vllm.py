@@ -132,6 +132,22 @@ def test_new_lines_of_any_kind_are_progress_once():
     assert _vllm.advance(state, ["autotuning moe"], 90)["progress_at"] == 90
 
 
+@pytest.mark.parametrize(
+    ("line", "problem_id", "words"),
+    [
+        ("Creating a new placement group.", "RAY-01", "VLLM_HOST_IP"),
+        # Where NCCL was seen to hang at its start (row NCL-07): the ranks have their places by then.
+        ("(RayWorkerWrapper pid=300) INFO [pynccl.py:111] vLLM is using nccl==2.28.9", "NCL-07", "/tmp/nccl.*.log"),
+        ("CustomAllreduce is disabled because this process group spans across nodes.", "NCL-07", "another NCCL"),
+        ("world_size=2 rank=1 local_rank=0 distributed_init_method=tcp://192.168.200.12:4 backend=nccl", "NCL-07", "on every node"),
+    ],
+)
+def test_ranks_that_do_not_connect_are_no_missing_place(line, problem_id, words):
+    state = _vllm.advance(_vllm.new_state(0), ["Creating a new placement group.", line], 10)
+    problem = _vllm.overdue(state, "spark-1", 400, 3600, _vllm.STAGE_TIMEOUTS)
+    assert problem.id == problem_id and words in problem.remedy and line[-30:] in problem.found
+
+
 def test_total_limit_tells_the_stage():
     state = _vllm.advance(_vllm.new_state(0), ["Loading safetensors checkpoint shards:  51% Completed | 20/39 [06:00<05:00]"], 3599)
     problem = _vllm.overdue(state, "spark-1", 3600, 3600, _vllm.STAGE_TIMEOUTS)

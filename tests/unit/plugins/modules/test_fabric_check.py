@@ -77,11 +77,75 @@ def test_mtu_that_differs(run_module):
     assert result["problem"]["id"] == "NET-12" and "MTU 9000" in result["msg"] and "1500 on spark-2" in result["msg"]
 
 
-def test_refused(run_module):
+def test_a_blocked_port(run_module):
     def connect(source, address, port, timeout):
-        raise ConnectionRefusedError(111, "Connection refused")
+        if port == 6380:
+            raise TimeoutError("timed out")
+        return False
 
-    assert run_module(peers=peers(2), connect=connect)["problem"]["id"] == "NET-13"
+    result = run_module(peers=peers(2, ports=[22, 6380]), connect=connect)
+    assert result["problem"]["id"] == "NET-13" and "port 6380: no answer (open: port 22)" in result["msg"]
+
+
+def test_a_further_rail(run_module):
+    """The peer's second half answers nothing; the fake kernel routes everything by the first, so the way is what fails."""
+    second = {"interface": "enP2p1s0f1np1", "subnet": "192.168.201.0/24"}
+    given = peers(2, rails=[{**second, "address": "192.168.201.13"}])
+    result = run_module(peers=given, rails=[{**second, "address": "192.168.201.12"}])
+    assert result["problem"]["id"] == "fabric-route" and "spark-2 (192.168.201.13) leaves by enp1s0f1np1" in result["msg"]
+    assert {row["interface"] for row in result["checks"]} == {"enp1s0f1np1", "enP2p1s0f1np1"}
+
+
+class TestThroughput:
+    """Over loopback, where this node and its peer are two addresses; the receiver of the own address takes what comes."""
+
+    GIVEN = {"address": "127.0.0.1", "mtu": 9000, "throughput": 0.2}
+
+    @pytest.fixture(autouse=True)
+    def _port(self, monkeypatch):
+        import socket
+
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            self.port = server.getsockname()[1]
+        monkeypatch.setattr(module._throughput, "RETRY", 0.01)
+
+    def test_measures_and_warns(self, run_module, monkeypatch):
+        warned = []
+        monkeypatch.setattr(AnsibleModule, "warn", lambda self, text: warned.append(text))
+        there = module._throughput.Receiver(["127.0.0.2"], self.port)
+
+        def back():
+            module._throughput.send("127.0.0.2", "127.0.0.1", self.port, 0.1)
+
+        import threading
+
+        thread = threading.Thread(target=back)
+        thread.start()
+        try:
+            result = run_module(
+                peers=[{"node": "spark-2", "address": "127.0.0.2"}], throughput_port=self.port, throughput_min=10000, **self.GIVEN
+            )
+        finally:
+            thread.join()
+            there.close()
+        (row,) = result["throughput"]
+        assert row["node"] == "spark-2" and row["interface"] == "enp1s0f1np1" and row["gbits"] > 0
+        assert not result.get("failed") and [f"spark-1: {note}" for note in result["notes"]] == warned
+        assert warned[0].startswith("spark-1: only ") and "NCL-06" in warned[0]
+
+    def test_a_port_that_is_taken_is_told(self, run_module):
+        taken = module._throughput.Receiver(["127.0.0.1"], self.port)
+        try:
+            result = run_module(peers=[{"node": "spark-2", "address": "127.0.0.2"}], throughput_port=self.port, **self.GIVEN)
+        finally:
+            taken.close()
+        assert not result.get("failed") and f"port {self.port} of this node" in result["notes"][0] and result["throughput"] == []
+
+    def test_a_peer_that_does_not_take_part_is_told(self, run_module, monkeypatch):
+        monkeypatch.setattr(module._throughput.send, "__defaults__", (0.05,))
+        monkeypatch.setattr(module._throughput.Receiver, "wait", lambda self, streams, seconds: False)
+        result = run_module(peers=[{"node": "spark-2", "address": "127.0.0.2"}], throughput_port=self.port, **self.GIVEN)
+        assert not result.get("failed") and "does this check run on it at the same time?" in result["notes"][0]
 
 
 def test_unknown_interface(run_module):
@@ -94,6 +158,26 @@ def test_connect_over_loopback():
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        module.tcp_connect("127.0.0.1", "127.0.0.1", port, 2)
-    with pytest.raises(ConnectionRefusedError):
-        module.tcp_connect("127.0.0.1", "127.0.0.1", port, 2)
+        assert module.tcp_connect("127.0.0.1", "127.0.0.1", port, 2) is True
+    assert module.tcp_connect("127.0.0.1", "127.0.0.1", port, 2) is False
+
+
+class Refused:
+    """A socket that a firewall refused (recorded: iptables -j REJECT between two network namespaces), or a host without a listener."""
+
+    def __init__(self, *queue):
+        self.queue = list(queue)
+
+    def setblocking(self, flag):
+        assert flag is False
+
+    def recvmsg(self, size, extra, flags):
+        if not self.queue:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return b"", [self.queue.pop()], flags, None
+
+
+def test_a_firewall_that_refuses_is_told_from_a_host_that_does():
+    rejected = (0, 11, bytes.fromhex("6f000000020303000000000000000000020000000a4200020000000000000000"))
+    assert module.refused_by_icmp(Refused(rejected)) is True
+    assert module.refused_by_icmp(Refused()) is False

@@ -107,6 +107,20 @@ def test_logs_are_kept_for_root_alone(run, tmp_path):
     assert FLAG in path.read_text() and path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
 
 
+def test_what_nccl_wrote_is_kept_too(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "PROC", str(tmp_path / "proc"))
+    for pid, name in ((7, "nccl.spark-1.95.log"), (7, "other.log"), (8, "nccl.spark-1.1.log")):
+        folder = tmp_path / "proc" / str(pid) / "root" / "tmp"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("NCCL WARN something\n")
+    ray, ended = container("spark-ray"), container("spark-vllm", running=False, code=1)
+    ray["State"]["Pid"], ended["State"]["Pid"] = 7, 8
+    result = run([ray, ended])
+    kept = tmp_path / "failed" / "nccl.spark-1.95.log"
+    assert str(kept) in result["kept"] and len(result["kept"]) == 3 and result["error"] == ""
+    assert kept.read_text() == "NCCL WARN something\n" and kept.stat().st_mode & 0o777 == 0o600
+
+
 def test_check_mode_keeps_nothing(run, tmp_path):
     result = run([container("spark-vllm")], check=True)
     assert result["changed"] and result["kept"] and not (tmp_path / "failed").exists()

@@ -10,8 +10,9 @@ import pytest
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.testing import patch_module_args
 
+from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 from ansible_collections.dgxspark.serving.plugins.modules import nccl_interface_info as module
-from ansible_collections.dgxspark.serving.tests.unit.fixtures.netif import shapes
+from ansible_collections.dgxspark.serving.tests.unit.fixtures.fabric import shapes
 
 
 @pytest.fixture
@@ -26,12 +27,7 @@ def run_module(monkeypatch, capsys, tmp_path):
             assert argv[:2] == ["timeout", "5"]
             if argv[2:] == ["ip", "-j", "-d", "addr"]:
                 return 0, json.dumps(data["addr"]), ""
-            peer = argv[-1]
-            return (
-                (0, json.dumps(data["routes"][peer]), "")
-                if peer in data["routes"]
-                else (2, "", "RTNETLINK answers: Network is unreachable")
-            )
+            return shapes.route_answer(shape, shapes.HEAD, argv[-1])
 
         monkeypatch.setattr(AnsibleModule, "run_command", run_command)
         monkeypatch.setattr(shutil, "which", lambda name: f"/usr/sbin/{name}")
@@ -61,6 +57,7 @@ def test_success(run_module, check_mode):
         "NCCL_SOCKET_IFNAME": "=enp1s0f1np1",
         "GLOO_SOCKET_IFNAME": "enp1s0f1np1",
         "TP_SOCKET_IFNAME": "enp1s0f1np1",
+        "MN_IF_NAME": "enp1s0f1np1",
         "UCX_NET_DEVICES": "enp1s0f1np1",
         "OMPI_MCA_btl_tcp_if_include": "enp1s0f1np1",
         "VLLM_HOST_IP": "192.168.200.12",
@@ -75,7 +72,7 @@ def test_success(run_module, check_mode):
         ("one_cable", {"subnets": ["192.168.77.0/24"]}, "fabric-missing"),
         ("two_in_subnet", {"subnets": ["192.168.200.0/24"]}, "fabric-ambiguous"),
         ("one_cable", {"subnets": ["192.168.200.0/24"], "interface": "^lo"}, "fabric-input"),
-        ("one_cable", {}, "fabric-subnet"),
+        ("two_cables_both", {}, "fabric-subnet"),
     ],
 )
 def test_failure_is_one_problem(run_module, shape, params, problem_id):
@@ -86,6 +83,43 @@ def test_failure_is_one_problem(run_module, shape, params, problem_id):
     assert all(problem[key] for key in ("found", "expected", "remedy"))
     assert result["msg"].startswith("spark-1: preflight: found ")
     assert "exception" not in result
+
+
+def test_survey(run_module):
+    result = run_module("twin_own_subnet", survey=True)
+    assert set(result) == {"changed", "ports", "invocation"} or set(result) == {"changed", "ports"}
+    assert [row["interface"] for row in result["ports"] if row["fast"] and row["usable"]] == ["enp1s0f1np1", "enP2p1s0f1np1"]
+
+
+class Clock:
+    """Time that passes only where somebody sleeps."""
+
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+@pytest.mark.parametrize(("problem_id", "seconds", "looks"), [("fabric-missing", 10, 3), ("fabric-missing", 1, 2), ("fabric-input", 10, 1)])
+def test_looks_again_after_a_change_of_the_network(problem_id, seconds, looks):
+    """NET-16: the address is missing at two looks and there at the third."""
+    clock, seen = Clock(), []
+
+    def look():
+        seen.append(clock.now)
+        if len(seen) < 3:
+            raise Problem(problem_id, found="nothing", expected="something", remedy="wait")
+        return {"fabric": {}}
+
+    if looks == 3:
+        assert module.patiently(look, seconds, clock, clock.sleep) == {"fabric": {}}
+    else:
+        with pytest.raises(Problem):
+            module.patiently(look, seconds, clock, clock.sleep)
+    assert len(seen) == looks and clock.now == looks - 1
 
 
 def test_without_iproute2(monkeypatch, capsys, tmp_path):
