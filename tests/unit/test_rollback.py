@@ -98,7 +98,7 @@ def failed(text: str) -> dict[str, t.Any]:
             "What ran before could not be brought back: spark_1: no old service.",
         ),
         (
-            {**CAUSE, **TOUCHED, "vllm_server_ready": {"ready": True}},
+            {**CAUSE, **TOUCHED, "vllm_server_proven": True},
             {},
             "The server had given real answers by then and is left as it is.",
         ),
@@ -123,8 +123,8 @@ def test_what_is_said(head, worker, said):
         ({"stop_service_kept_server": {"kept": True}}, {}, True),
         ({"stop_service_kept_server": {"kept": False}}, {}, False),
         ({"stop_service_kept_server": {"skipped": True}}, {}, False),
-        ({**TOUCHED, "vllm_server_ready": {"ready": True}}, {}, False),
-        ({**TOUCHED, "vllm_server_ready": {"ready": False, "failed": True}}, {}, True),
+        ({**TOUCHED, "vllm_server_proven": True}, {}, False),
+        ({**TOUCHED, "vllm_server_ready": {"ready": True}}, {}, True),  # it answers, but not over RDMA,
     ],
 )
 def test_whether_there_is_something_to_remove(head, worker, removed):
