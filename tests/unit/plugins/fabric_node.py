@@ -20,9 +20,16 @@ class Node:
             path.mkdir()
         self.port = json.loads(json.dumps(BEFORE[PORT]))
         self.netplan_rc = 0
-        self.late = ""  # an address that goes a moment later
+        self.late = ""  # an address that the renderer takes away after the second tick
+        self.ticks = 0
         self.asked = []
         self.fails = set()  # commands
+
+    def tick(self, seconds=0):
+        """Time passes."""
+        self.ticks += 1
+        if self.ticks == 2 and self.late:
+            self.port["addresses"].remove(self.late)
 
     def run(self, argv, seconds):
         self.asked.append(" ".join(argv))
@@ -43,9 +50,6 @@ class Node:
             addresses = [a.split("/") for a in self.port["addresses"]]
             info = [{"family": "inet", "local": local, "prefixlen": int(bits)} for local, bits in addresses]
             row = {"ifname": PORT, "mtu": self.port["mtu"], "flags": ["UP", "LOWER_UP"] if self.port["up"] else [], "addr_info": info}
-            if self.late in self.port["addresses"]:
-                self.port["addresses"].remove(self.late)
-                self.late = ""
             return 0, json.dumps([row]), ""
         elif words[:3] == ["ip", "addr", "add"]:
             self.port["addresses"].append(words[3])

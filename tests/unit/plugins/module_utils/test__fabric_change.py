@@ -21,7 +21,7 @@ def node(tmp_path):
 
 @pytest.fixture
 def change(node, tmp_path):
-    return _fabric_change.Change(str(tmp_path / "state"), str(node.etc), str(node.volatile), node.run, sleep=lambda seconds: None)
+    return _fabric_change.Change(str(tmp_path / "state"), str(node.etc), str(node.volatile), node.run, sleep=node.tick)
 
 
 WANTED = "network:\n  mtu: 9000\n  - 192.168.200.12/24\n  - 10.0.0.1/24\n"
@@ -77,6 +77,8 @@ def test_an_address_that_goes_a_moment_later_is_brought_back(change, node):
     change.apply()
     node.late = "192.168.200.12/24"
     change.revert("nobody")
+    node.tick()
+    node.tick()
     assert node.port == BEFORE[PORT]
 
 
