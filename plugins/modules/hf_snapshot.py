@@ -520,7 +520,13 @@ class HfSnapshot:
             remedy = "copy the model there, or run without offline"
             raise self.problem("model-incomplete", f"{self.repo}: {why}", "a complete snapshot on disk, because offline is set", remedy)
         rows, dangling = _snapshot.list_snapshot(state["path"])
-        missing = dangling + _snapshot.missing_shards([row["path"] for row in rows] + dangling)
+        paths = [row["path"] for row in rows]
+        missing = dangling + _snapshot.missing_shards(paths + dangling)
+        missing += [
+            path
+            for path in _snapshot.missing_of_index(state["path"], paths + dangling)
+            if path not in missing and _download.wanted(path, self.params["allow_patterns"], self.params["ignore_patterns"])
+        ]
         if missing:
             remedy = "complete it, or run without offline"
             found = f"{self.repo}: {len(missing)} files are missing, first {missing[0]}"

@@ -284,6 +284,17 @@ def test_plain_folders_are_adopted(bench: Bench, tmp_path: Path) -> None:
     assert (folder / "m-00002-of-00002.safetensors").read_bytes() == b"3" * 90000
 
 
+def test_offline_the_index_counts(bench: Bench) -> None:
+    """A weight file that only the index knows is missing, unless it is left out on purpose."""
+    (bench.model / "files" / "w.safetensors.index.json").write_text('{"weight_map": {"a": "lost.safetensors"}}')
+    bench.run()
+    for name in os.listdir(_snapshot.STAMP_DIR):
+        os.unlink(os.path.join(_snapshot.STAMP_DIR, name))
+    failed = bench.run(offline=True)
+    assert failed["problem"]["id"] == "model-incomplete" and "lost.safetensors" in failed["msg"]
+    assert bench.run(offline=True, ignore_patterns=["lost*"])["snapshot"]["verified"]
+
+
 # --- a path as a model ---
 
 
