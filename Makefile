@@ -10,7 +10,7 @@ MAKEFLAGS += --no-print-directory
 # `make lab NODES=3` and `NODES=3 make lab` are the same.
 export NODES
 
-.PHONY: help setup demo lab lab-down lab-status test test-faults lint unit sanity artifact molecule bench format clean
+.PHONY: help setup demo lab lab-down lab-status test test-faults lint unit sanity artifact molecule bench bench-sync format clean
 
 help: ## this list
 	@echo "make <target>:"
@@ -51,6 +51,9 @@ test-faults: ## the scenarios with faults that take long (molecule/*_faults), wh
 
 bench: ## how long things take on the lab
 	@lab/bench
+
+bench-sync: ## how fast models and images are copied, against rsync, scp and docker save
+	@lab/bench_sync
 
 format: ## format the Python files
 	@scripts/format

@@ -8,7 +8,7 @@ It speaks the part of the HTTP API that huggingface_hub uses to download models.
 
     DIR/<org>/<name>/files/…              what is at revision "main"
     DIR/<org>/<name>/revisions/<rev>/…    other branches or tags (optional)
-    DIR/<org>/<name>/access.json          {"gated": true, "private": true, "tokens": ["hf_x"], "denied": ["hf_y"]} (optional)
+    DIR/<org>/<name>/access.json          {"gated": true, "private": true, "tokens": ["hf_x"], "denied": ["hf_y"], "xet": true} (optional)
 
 The commit is a hash of all paths and contents, so the same files give the same commit everywhere. ``*.safetensors``, ``*.gguf`` and
 ``*.bin`` are LFS
@@ -124,13 +124,17 @@ class Models:
             raise Answer(404, "RepoNotFound", "Repository not found")
         return folder
 
-    def authorize(self, repo: str, token: str, content: bool) -> None:
-        """401 or 403 as the real hub: metadata of a gated model are public, its files are not."""
+    def access(self, repo: str) -> dict[str, t.Any]:
+        """access.json of a model, {} without one."""
         path = os.path.join(self.root, repo, "access.json")
         if not os.path.isfile(path):
-            return
+            return {}
         with open(path, encoding="utf-8") as handle:
-            access = json.load(handle)
+            return dict(json.load(handle))
+
+    def authorize(self, repo: str, token: str, content: bool) -> None:
+        """401 or 403 as the real hub: metadata of a gated model are public, its files are not."""
+        access = self.access(repo)
         known = token in access.get("tokens", [])
         if access.get("private") and not known:
             raise Answer(401, "RepoNotFound", "Invalid username or password.")
@@ -322,7 +326,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         host = self.headers.get("Host") or f"{self.server.server_name}:{self.server.server_port}"
         headers.update({"X-Linked-Size": str(item.size), "X-Linked-Etag": f'"{item.sha256}"'})
         headers["Location"] = f"http://{host}/cdn/{repo}/{commit}/{urllib.parse.quote(path)}"
+        headers.update(self._xet(repo, item, headers["Location"]))
         return self._json({}, 302, headers)
+
+    def _xet(self, repo: str, item: Entry, url: str) -> dict[str, str]:
+        """As a hub with Xet storage says; its protocol is not spoken here, so the "refresh route" is just the file."""
+        return {"X-Xet-Hash": item.sha256, "X-Xet-Refresh-Route": url} if self.server.models.access(repo).get("xet") else {}
 
     def cdn(self, match: re.Match[str], dummy: dict[str, list[str]]) -> None:
         """/cdn/<repo>/<commit>/<file>: what a signed URL is on the real hub (so no token is asked for)."""
@@ -337,6 +346,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             "X-Repo-Commit": commit,
             "X-Linked-Size": str(item.size),
             "X-Linked-Etag": f'"{item.sha256}"',
+            **self._xet(match["repo"], item, f"http://{self.headers.get('Host')}{self.path}"),
         }
         self._file(item, headers, fault)
 

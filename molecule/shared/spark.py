@@ -268,6 +268,12 @@ def refused(run: Run, nodes: str | list[str], *words: str) -> None:
     nothing_of_ours()
 
 
+def refused_text(run: Run) -> str:
+    """The message of a run that failed on the head."""
+    assert run.rc != 0
+    return run.message(HEAD)
+
+
 # --- the new one ------------------------------------------------------------------------------------------------------------
 
 

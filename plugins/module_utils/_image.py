@@ -12,8 +12,11 @@ and config.
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import hashlib
 import io
+import ipaddress
 import json
 import os
 import re
@@ -161,6 +164,12 @@ PULL_ERRORS: tuple[tuple[str, str, str, str], ...] = (
         "free space there (docker system df), then run again",
     ),
     (
+        r"verification failed for digest|unexpected commit digest|failed size validation|layers from manifest don't match",
+        "image-damaged",
+        "a layer arrived with another content than its digest says",
+        "run again; if it fails again, the copy that the source holds is damaged",
+    ),
+    (
         r"no matching manifest for|does not match the specified platform|image operating system .* cannot be used",
         "DOC-11",
         "the image has no variant for this machine's platform",
@@ -198,8 +207,14 @@ PULL_ERRORS: tuple[tuple[str, str, str, str], ...] = (
         "correct spark_image (name, tag or digest)",
     ),
     (
+        r"unexpected EOF|failed to read expected number of bytes",
+        "registry-unreachable",
+        "the registry broke off in the middle of a layer",
+        "run again: finished layers are reused; check proxy and Internet access of this node",
+    ),
+    (
         r"dial tcp|no such host|connection refused|i/o timeout|TLS handshake timeout|Client\.Timeout|net/http: request canceled"
-        r"|network is unreachable|EOF$|connection reset by peer|502 Bad Gateway|503 Service Unavailable|504 Gateway",
+        r"|network is unreachable|EOF\b|connection reset by peer|502 Bad Gateway|503 Service Unavailable|504 Gateway",
         "registry-unreachable",
         "the registry does not answer",
         "check DNS, proxy and Internet access of this node, and that the registry runs",
@@ -216,9 +231,22 @@ def classify_pull_error(text: str) -> tuple[str, str, str]:
     return "image-pull", "docker pull failed", "see the message of Docker"
 
 
+_AGAIN = re.compile(
+    r"verification failed for digest|unexpected commit digest|failed size validation|unexpected EOF|connection reset|broken pipe"
+    r"|failed to read expected number of bytes",
+    re.IGNORECASE,
+)
+
+
+def worth_another_try(text: str) -> bool:
+    """Whether a pull broke in the middle: Docker keeps the finished layers, so the same command goes on from there."""
+    return bool(_AGAIN.search(text))
+
+
 def last_line(text: str) -> str:
     """The line of an output that says what went wrong."""
-    lines = [line.strip() for line in text.replace("\r", "\n").splitlines() if line.strip()]
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\n", text).replace("\r", "\n")  # a terminal's cursor goes up and down
+    lines = [line.strip() for line in plain.splitlines() if line.strip()]
     return lines[-1][:400] if lines else "no output"
 
 
@@ -243,6 +271,13 @@ def content_roots(docker_root: str, config_toml: str = "") -> list[str]:
         os.path.join(docker_root, "containerd", "daemon"),
     ]
     return [os.path.join(root, "io.containerd.content.v1.content", "blobs", "sha256") for root in dict.fromkeys(roots)]
+
+
+def containerd_config() -> str:
+    """The system containerd's configuration, "" without one."""
+    with contextlib.suppress(OSError), open("/etc/containerd/config.toml", encoding="utf-8") as handle:
+        return handle.read()
+    return ""
 
 
 def _blob(directory: str, digest: str, size: int | None = None) -> str:
@@ -299,12 +334,119 @@ def view_of_content(directory: str, inspect: t.Mapping[str, t.Any]) -> dict[str,
         raise NotServable("a layer may not be distributed")
     blobs = {part["digest"][7:]: {"path": _blob(directory, part["digest"], part["size"]), "size": part["size"]} for part in parts}
     config = _load(blobs[document["config"]["digest"][7:]]["path"])
-    if (config.get("rootfs") or {}).get("diff_ids") != list((inspect.get("RootFS") or {}).get("Layers") or []):
+    diffs = (config.get("rootfs") or {}).get("diff_ids")
+    if diffs != list((inspect.get("RootFS") or {}).get("Layers") or []):
         raise NotServable("the config in the content store has other layers than Docker shows")
     path = _blob(directory, descriptor["digest"])
     total = sum(part["size"] for part in parts)
     blobs[descriptor["digest"][7:]] = {"path": path, "size": os.stat(path).st_size}
-    return {"manifest_digest": descriptor["digest"], "manifests": {descriptor["digest"]: media}, "blobs": blobs, "bytes": total}
+    view = {"manifest_digest": descriptor["digest"], "manifests": {descriptor["digest"]: media}, "blobs": blobs, "bytes": total}
+    return {**view, "layers": layer_sizes(diffs, document["layers"])}
+
+
+def layer_sizes(diffs: t.Sequence[str], parts: t.Sequence[t.Mapping[str, t.Any]]) -> list[dict[str, t.Any]]:
+    """[{diff_id, bytes}] of a manifest: what crosses the wire for each layer. [] when the two lists do not fit."""
+    if len(diffs) != len(parts):
+        return []
+    return [{"diff_id": str(diff), "bytes": int(part["size"])} for diff, part in zip(diffs, parts, strict=True)]
+
+
+def missing_bytes(layers: t.Iterable[t.Mapping[str, t.Any]], present: t.Iterable[str]) -> int:
+    """Bytes of the layers whose content no image of this node has. A layer that an image has twice crosses once."""
+    there = set(present)
+    return sum({str(layer["diff_id"]): int(layer["bytes"]) for layer in layers if layer["diff_id"] not in there}.values())
+
+
+def local_diff_id(roots: t.Iterable[str], digest: str) -> str:
+    """The unpacked digest of a layer that the classic store of this node has met before under this digest on the wire; "" for an unknown one."""
+    name = digest.removeprefix("sha256:")
+    for root in roots:
+        for path in glob.glob(os.path.join(glob.escape(root), "image", "*", "distribution", "diffid-by-digest", "sha256", name)):
+            with contextlib.suppress(OSError), open(path, encoding="ascii") as handle:
+                return handle.read().strip()
+    return ""
+
+
+def has_blob(roots: t.Iterable[str], digest: str) -> bool:
+    """Whether the containerd store of this node (its content directories) has this blob."""
+    return any(os.path.isfile(os.path.join(root, digest.removeprefix("sha256:"))) for root in roots)
+
+
+def space_for(missing: int, content: int, unpacked: int) -> int:
+    """Bytes that a copy needs below Docker's root: what crosses and what it unpacks to, by the ratio of the whole image."""
+    ratio = max(1.0, unpacked / content) if content else 1.0
+    return int(missing * (1.0 + ratio))
+
+
+def insecure_registry(text: str, host: str) -> bool:
+    """Whether the daemon may ask this registry over plain HTTP. ``text``: RegistryConfig of ``docker info`` as JSON."""
+    try:
+        config = json.loads(text)
+        name = host.rpartition(":")[0] or host
+        if name == "localhost":
+            return True
+        if not ((config.get("IndexConfigs") or {}).get(host) or {"Secure": True}).get("Secure"):
+            return True
+        networks = [ipaddress.ip_network(item) for item in config.get("InsecureRegistryCIDRs") or []]
+        return any(ipaddress.ip_address(name.strip("[]")) in network for network in networks)
+    except (ValueError, AttributeError, TypeError):
+        return False
+
+
+_PULLED = re.compile(
+    r"([0-9a-f]{12}): (?:Downloading[^/\r\n]*?([\d.]+[kMG]?B)/([\d.]+[kMG]?B)|(Download complete|Extracting|Pull complete))"
+)
+
+
+def pulled_bytes(text: str, layers: dict[str, tuple[int, int]]) -> int:
+    """Bytes that ``docker pull`` says it has downloaded. ``layers`` remembers (done, total) of each layer from one call to the next."""
+    for layer, done, total, over in _PULLED.findall(text):
+        layers[layer] = (layers.get(layer, (0, 0))[1],) * 2 if over else (unpacked_size(done), unpacked_size(total))
+    return sum(done for done, dummy in layers.values())
+
+
+def unpacked_size(text: str) -> int:
+    """``18.4MB`` as ``docker image ls`` prints it; 0 when it is not a size."""
+    match = re.fullmatch(r"([\d.]+)([kMGT]?)B", text.strip())
+    return int(float(match[1]) * {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}[match[2]]) if match else 0
+
+
+def pick_for_platform(document: t.Any, architecture: str, os_name: str = "linux") -> dict[str, t.Any] | None:
+    """Of what ``docker manifest inspect`` printed: the manifest itself, or the descriptor of the platform's one. None: another kind of document.
+    Raises NotServable when an index has nothing for the platform."""
+    if not isinstance(document, dict):
+        return None
+    if "manifests" in document:
+        return pick_manifest(document, architecture, os_name)
+    return document if "layers" in document else None
+
+
+def archive_inspect(path: str) -> dict[str, t.Any] | None:
+    """What ``docker image inspect`` would say of the image in a tar file, without loading it; RepoTags are the names in it.
+
+    None when that cannot be told (a compressed file, or one without manifest.json): Docker may still take it. Raises OSError.
+    """
+    with open(path, "rb") as handle:
+        try:
+            with tarfile.open(fileobj=handle, mode="r:") as tar:
+                listing = json.load(tar.extractfile("manifest.json"))  # type: ignore[arg-type]
+                config = json.load(tar.extractfile(listing[0]["Config"]))  # type: ignore[arg-type]
+        except (tarfile.TarError, ValueError, KeyError, IndexError, TypeError, AttributeError):
+            return None
+    return {
+        "Id": "",
+        "RepoTags": [str(tag) for entry in listing for tag in entry.get("RepoTags") or []],
+        "RootFS": {"Layers": list((config.get("rootfs") or {}).get("diff_ids") or [])},
+        "Architecture": str(config.get("architecture") or ""),
+        "Os": str(config.get("os") or ""),
+        "Config": config.get("config") or {},
+        "Images": len(listing),
+    }
+
+
+def loaded_names(text: str) -> list[str]:
+    """Names and Ids that ``docker load`` told."""
+    return re.findall(r"(?m)^Loaded image(?: ID)?: (\S+)\s*$", text)
 
 
 def layer_media_type(head: bytes) -> str:
@@ -401,4 +543,6 @@ def view_of_stage(directory: str) -> dict[str, t.Any]:
     path = _blob(blobs, digest)
     total = sum(part["size"] for part in parts)
     view[digest[7:]] = {"path": path, "size": os.stat(path).st_size}
-    return {"manifest_digest": digest, "manifests": {digest: manifest["mediaType"]}, "blobs": view, "bytes": total}
+    diffs = (_load(view[manifest["config"]["digest"][7:]]["path"]).get("rootfs") or {}).get("diff_ids") or []
+    layers = layer_sizes(diffs, manifest["layers"])
+    return {"manifest_digest": digest, "manifests": {digest: manifest["mediaType"]}, "blobs": view, "bytes": total, "layers": layers}

@@ -12,18 +12,21 @@ import base64
 import hashlib
 import ipaddress
 import json
+import os
 import typing as t
 
 from ansible_collections.dgxspark.serving.plugins.module_utils import _fabric_path, _overrides, _tenants, _topology, _transport
 from ansible_collections.dgxspark.serving.plugins.module_utils._image import local_reference
 from ansible_collections.dgxspark.serving.plugins.module_utils._previous import SUFFIX
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
+from ansible_collections.dgxspark.serving.plugins.module_utils._snapshot import is_plain
 
 LABEL = "dgxspark.serving"
 RAY = "spark-ray"
 VLLM = "spark-vllm"
 TMP_VOLUME = "spark-tmp"  # and a suffix for each Ray cluster: the previous one keeps its own until the new one is proven
 MODELS = "/models/hub"
+PLAIN_MODEL = "/models/plain"
 KERNELS = "/var/cache/kernels"
 STATE = "/var/lib/dgxspark-serving"
 CONFIG = "/etc/vllm"  # VLLM_CONFIG_ROOT, where vLLM looks for its file of variables that the ranks do not take from the head
@@ -62,6 +65,9 @@ def repo_folder(repo_id: str) -> str:
 
 def snapshot_path(settings: dict[str, t.Any], revision: str) -> str:
     """The model inside the containers."""
+    if is_plain(settings["model"]):
+        name = os.path.basename(settings["model"].rstrip("/"))
+        return f"{PLAIN_MODEL}/{name}" if name.lower().endswith(".gguf") else PLAIN_MODEL
     return f"{MODELS}/{repo_folder(settings['model'])}/snapshots/{revision}"
 
 
@@ -231,9 +237,10 @@ def ray_ports(settings: dict[str, t.Any], head: bool) -> list[int]:
 
 
 def open_ports(settings: dict[str, t.Any], head: bool) -> list[int]:
-    """What the other nodes must reach there: Ray's services and workers, and one of those that Gloo, NCCL and vLLM get from the system."""
-    ranks = RAY_WORKER_PORTS if settings["executor"] == "ray" else (settings["mp_port"],) if head else ()
-    return [*ray_ports(settings, head), *ranks, SYSTEM_PORT]
+    """What the other nodes must reach there: the services of the executor, and one of those that Gloo, NCCL and vLLM get from the system."""
+    if settings["executor"] == "mp":
+        return [*([settings["mp_port"]] if head else []), SYSTEM_PORT]
+    return [*ray_ports(settings, head), *RAY_WORKER_PORTS, SYSTEM_PORT]
 
 
 def node_claims(settings: dict[str, t.Any], member: dict[str, t.Any]) -> list[dict[str, t.Any]]:
@@ -393,6 +400,14 @@ def carry_over_file(names: list[str]) -> dict[str, str]:
     return {"path": f"{STATE}/ray_env_{digest(names)[:12]}.json", "content": json.dumps(names) + "\n"}
 
 
+def models_mount(settings: dict[str, t.Any], node: dict[str, t.Any], cache_dir: str) -> str:
+    """The volume that holds the model. Of a cache the whole hub, because the links of a snapshot lead out of it (MOD-13)."""
+    if not is_plain(settings["model"]):
+        return f"{cache_dir}/hub:{MODELS}:ro"
+    path = in_home(settings["model"].rstrip("/"), node)
+    return f"{os.path.dirname(path) if path.lower().endswith('.gguf') else path}:{PLAIN_MODEL}:ro"
+
+
 def container_base(
     settings: dict[str, t.Any], member: dict[str, t.Any], members: list[dict[str, t.Any]], cache_dir: str, tmp_volume: str = ""
 ) -> dict[str, t.Any]:
@@ -407,7 +422,7 @@ def container_base(
         "env": environment(settings, member, members),
         "volumes": [
             *([f"{tmp_volume}:/tmp"] if tmp_volume else []),
-            f"{cache_dir}/hub:{MODELS}:ro",
+            models_mount(settings, node, cache_dir),
             f"{STATE}/kernels/{fingerprint}:{KERNELS}",
         ],
         "network_mode": "host",
@@ -485,7 +500,9 @@ def vllm_container(
         root = base["env"].setdefault("VLLM_CONFIG_ROOT", CONFIG)
         base["volumes"] = [*base["volumes"], f"{own['path']}:{root}/ray_non_carry_over_env_vars.json:ro"]
     definition = {"name": VLLM, "entrypoint": ["vllm"], "command": command, **base, "pid_mode": f"container:{RAY}"}
-    return finish(definition, settings, revision, "server", image_fingerprint)
+    # the path of a plain model does not say what is there
+    extra = image_fingerprint + (revision if is_plain(settings["model"]) else "")
+    return finish(definition, settings, revision, "server", extra)
 
 
 def rank_container(
@@ -504,7 +521,8 @@ def rank_container(
     command += ["--master-addr", head["address"], "--master-port", str(settings["mp_port"])]
     command += [] if member["head"] else ["--headless"]
     definition = {"name": VLLM, "entrypoint": ["vllm"], "command": command, **container_base(settings, member, members, cache_dir)}
-    return finish(definition, settings, revision, "server" if member["head"] else "rank", image_fingerprint)
+    extra = image_fingerprint + (revision if is_plain(settings["model"]) else "")
+    return finish(definition, settings, revision, "server" if member["head"] else "rank", extra)
 
 
 def vllm_arguments(settings: dict[str, t.Any]) -> list[str]:
@@ -675,8 +693,12 @@ def members(groups: t.Mapping[str, t.Any], hostvars: t.Mapping[str, t.Any]) -> l
 
 
 def cache_dir_of(settings: dict[str, t.Any], node: dict[str, t.Any]) -> str:
-    """``spark_model_cache`` on this node; ``~`` is the login user's home there, never the controller's (MOD-07)."""
-    path = settings["model_cache"]
+    """``spark_model_cache`` on this node."""
+    return in_home(settings["model_cache"], node)
+
+
+def in_home(path: str, node: dict[str, t.Any]) -> str:
+    """A path on this node; ``~`` is the login user's home there, never the controller's (MOD-07)."""
     if path == "~" or path.startswith("~/"):
         return node["user"]["home"] + path[1:]
     return path
@@ -759,12 +781,12 @@ def serving_plan(
         "paths": _fabric_path.paths(members, {m["name"]: [22, *open_ports(settings, m["head"])] for m in members}),
         "gpus": len(members) * settings["gpus_per_node"],
         "nodes": nodes,
-        "tmp_volume": planned[head["name"]][RAY]["volumes"][0].split(":")[0] if ray else "",
         "fabric": {
             "topology": _topology.topology(members),
             "env": {m["name"]: fabric_environment(settings, m, members) for m in members},
             "carry_over": carry_over_file(carry_over(settings, members)),
         },
+        "tmp_volume": planned[head["name"]][RAY]["volumes"][0].split(":")[0] if ray else "",
         "ray_in_place": ray_in_place,
         "server_in_place": ray_in_place and nothing_extra and all(all(n["in_place"].values()) for n in nodes.values()),
         "server_present": nodes[head["name"]]["present"][VLLM],

@@ -436,6 +436,8 @@ def work(request: t.Mapping[str, t.Any], emit: Emit) -> None:
     model = str(request.get("model") or "")
     if model:
         emit("files", files(model))
+    if request.get("scope") == "versions":
+        return
     found = import_one("vllm")
     if found["imported"]:
         try:

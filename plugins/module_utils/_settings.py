@@ -39,8 +39,8 @@ def value_problems(settings: dict[str, t.Any]) -> list[Problem]:
     def refuse(name: str, expected: str, remedy: str = REMEDY) -> None:
         problems.append(Problem("input", stage="inputs", found=f"{PREFIX}{name} {settings[name]!r}", expected=expected, remedy=remedy))
 
-    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", settings["model"]):
-        refuse("model", "a repository such as Qwen/Qwen3.5-122B-A10B-FP8")
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?|~?(/[^/\0:]+)+/?", settings["model"]):
+        refuse("model", "a repository such as Qwen/Qwen3.5-122B-A10B-FP8, or the absolute path of a directory or GGUF file")
     if not re.fullmatch(r"[a-zA-Z0-9][\w./:@-]*", settings["image"]):
         refuse("image", "an image reference such as name:tag or name@sha256:...")
     try:
@@ -98,5 +98,7 @@ def resolve(settings: dict[str, t.Any]) -> dict[str, t.Any]:
     """Fills what depends on another input."""
     everywhere = settings["api_host"] in ("0.0.0.0", "::", "localhost", "")
     url = f"http://{'127.0.0.1' if everywhere else settings['api_host']}:{settings['api_port']}"
+    # What is in a directory is named by it, not by its whole path.
+    model = settings["model"].rstrip("/").rpartition("/")[2] if settings["model"].startswith(("/", "~")) else settings["model"]
     # Subnets of further rails: filled in where the fabric is found.
-    return {"fabric_rails": [], **settings, "served_model_name": settings["served_model_name"] or settings["model"], "api_local_url": url}
+    return {"fabric_rails": [], **settings, "served_model_name": settings["served_model_name"] or model, "api_local_url": url}

@@ -5,6 +5,9 @@
 PRIVATE to the collection. The layout is the documented one of huggingface_hub: ``<cache>/hub/models--org--name/{refs,blobs,snapshots}``;
 a blob is named
 by the sha256 of its content (LFS files, 64 hex digits) or by its git SHA-1 (40 hex digits), so every file can be checked without the hub.
+
+A path instead of a repository is a plain model: a directory, or one GGUF file (with its siblings when it is one of a numbered series). Its
+files lie where they are and are named by sha256 in manifests; ``PLAIN`` stands where a commit stands for a snapshot.
 """
 
 from __future__ import annotations
@@ -14,10 +17,16 @@ import json
 import os
 import pwd
 import re
+import shutil
 import stat
 import typing as t
 
 STAMP_DIR = "/var/lib/dgxspark-serving/snapshots"
+PLAIN = "plain"
+STAGING = ".dgxspark-sync"
+WHOLE = "whole-files"  # in the staging of a plain model: what is complete until all is
+# What tools leave in a plain model: no part of it.
+_NOT_MODEL = {STAGING, ".cache", ".git"}
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<index>\d{5,6})-of-(?P<count>\d{5,6})(?P<ext>\.[A-Za-z0-9.]+)")
 
@@ -65,6 +74,39 @@ def repo_dir(cache_dir: str, repo_id: str) -> str:
     return os.path.join(cache_dir, "hub", repo_folder(repo_id))
 
 
+def is_plain(repo_id: str) -> bool:
+    """Whether this names a path on the nodes and not a repository of a hub."""
+    return repo_id.startswith(("/", "~/"))
+
+
+def plain_place(repo_id: str, login: Login | None = None) -> tuple[str, str]:
+    """``(folder, key)`` of a plain model; the key stands for the commit and says which files of the folder belong to it."""
+    path = resolve_cache_dir(repo_id, login)
+    if path.lower().endswith(".gguf"):
+        return os.path.dirname(path), f"{PLAIN}-{os.path.basename(path)}"
+    return path, PLAIN
+
+
+def place_of(cache_dir: str, repo_id: str, commit: str, login: Login | None = None) -> tuple[str, str]:
+    """``(folder, commit)`` of any model; for a plain one the key instead of the commit."""
+    return plain_place(repo_id, login) if is_plain(repo_id) else (repo_dir(cache_dir, repo_id), commit)
+
+
+def top_of(folder: str, commit: str) -> str:
+    """Directory below which the paths of the manifest are."""
+    return folder if commit.startswith(PLAIN) else os.path.join(folder, "snapshots", commit)
+
+
+def model_path(folder: str, commit: str) -> str:
+    """What a user would call the model: the directory, or the GGUF file."""
+    return os.path.join(top_of(folder, commit), commit[len(PLAIN) + 1 :]) if commit.startswith(f"{PLAIN}-") else top_of(folder, commit)
+
+
+def plain_revision(manifest: t.Iterable[t.Mapping[str, t.Any]]) -> str:
+    """What stands for the commit of a plain model: its content."""
+    return manifest_digest(manifest)[:40]
+
+
 def blob_algo(blob: str) -> str:
     """Which hash a blob name is: ``sha256`` (64 hex digits), ``git-sha1`` (40), else "" (not checkable by its name)."""
     if re.fullmatch(r"[0-9a-f]{64}", blob):
@@ -109,6 +151,7 @@ def resolve_revision(folder: str, revision: str) -> str | None:
 def stamp_path(folder: str, commit: str, stamp_dir: str | None = None) -> str:
     """Stamp file of one snapshot; the same model in two caches has two stamps."""
     key = hashlib.sha256(os.path.abspath(folder).encode()).hexdigest()[:12]
+    commit = commit.replace("/", "-")
     return os.path.join(stamp_dir or STAMP_DIR, f"{os.path.basename(folder)}@{commit}@{key}.json")
 
 
@@ -130,7 +173,7 @@ def write_stamp(
     """Record that every file of ``manifest`` was just verified: size, mtime_ns and inode of each. Atomic; needs write access to the
     stamp dir.
     """
-    snapshot = os.path.join(folder, "snapshots", commit)
+    snapshot = top_of(folder, commit)
     files = []
     for row in manifest:
         info = os.stat(os.path.join(snapshot, row["path"]))
@@ -158,6 +201,38 @@ def stamp_mismatch(stamp: t.Mapping[str, t.Any], snapshot: str) -> str | None:
         if (info.st_size, info.st_mtime_ns, info.st_ino) != (row["size"], row["mtime_ns"], row["inode"]):
             return f"{row['path']} changed since it was verified"
     return None
+
+
+def list_plain(folder: str, key: str) -> tuple[list[dict[str, t.Any]], list[str]]:
+    """What belongs to a plain model: ``(manifest rows without hashes, paths of links without a file)``."""
+    rows, dangling = list_snapshot(folder)
+    name = key[len(PLAIN) + 1 :]
+    series = _SHARD.fullmatch(name)
+
+    def belongs(path: str) -> bool:
+        if not name:
+            return not _NOT_MODEL.intersection(path.split("/"))
+        other = _SHARD.fullmatch(path)
+        return path == name or bool(series and other and series.group("stem", "count", "ext") == other.group("stem", "count", "ext"))
+
+    return [{**row, "blob": "", "algo": ""} for row in rows if belongs(row["path"])], [path for path in dangling if belongs(path)]
+
+
+def missing_of_index(top: str, paths: t.Iterable[str]) -> list[str]:
+    """Files that the index of the weights names and that are not in ``paths`` (MOD-01), sorted. An index that cannot be read names itself."""
+    have = set(paths)
+    missing: set[str] = set()
+    for path in sorted(have):
+        if not path.endswith(".safetensors.index.json"):
+            continue
+        try:
+            with open(os.path.join(top, path), encoding="utf-8") as handle:
+                names = set(json.load(handle)["weight_map"].values())
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            missing.add(path)
+            continue
+        missing.update(found for found in (os.path.join(os.path.dirname(path), str(name)) for name in names) if found not in have)
+    return sorted(missing)
 
 
 def list_snapshot(snapshot: str) -> tuple[list[dict[str, t.Any]], list[str]]:
@@ -212,15 +287,18 @@ def _state(repo_id: str, commit: str | None, path: str, **over: t.Any) -> dict[s
     return {**base, **over}
 
 
-def local_state(cache_dir: str, repo_id: str, revision: str, *, stamp_dir: str | None = None) -> dict[str, t.Any] | None:
+def local_state(
+    cache_dir: str, repo_id: str, revision: str, *, stamp_dir: str | None = None, patterns: t.Mapping[str, t.Any] | None = None
+) -> dict[str, t.Any] | None:
     """Cheap state of one snapshot on this node: stats and reads of small state files only, nothing is hashed, no hub is asked.
 
-    ``cache_dir`` is HF_HOME (``~`` = login user's home), ``revision`` a branch, tag or commit.
-    ``complete`` without ``verified`` means: every link has
-    its file and no shard of a numbered series is missing. ``verified`` means: a full verification happened and no file changed since
-    (size, mtime_ns,
-    inode). ``reason`` says why it is not complete. None when ``cache_dir`` is "" or does not exist. Never raises for what lies on the disk.
+    ``cache_dir`` is HF_HOME (``~`` = login user's home), ``revision`` a branch, tag or commit. ``complete`` without ``verified`` means:
+    every link has its file and no shard of a numbered series is missing. ``verified`` means: a full verification happened, with these
+    ``patterns`` if given (allow, ignore), and no file changed since (size, mtime_ns, inode). ``reason`` says why it is not complete. None
+    when ``cache_dir`` is "" or does not exist. Never raises for what lies on the disk.
     """
+    if is_plain(repo_id):
+        return _plain_state(repo_id, stamp_dir)
     root = resolve_cache_dir(cache_dir)
     if not root or not os.path.isdir(root):
         return None
@@ -232,6 +310,8 @@ def local_state(cache_dir: str, repo_id: str, revision: str, *, stamp_dir: str |
     snapshot = os.path.join(folder, "snapshots", commit)
     stamp = read_stamp(stamp_path(folder, commit, stamp_dir))
     changed = stamp_mismatch(stamp, snapshot) if stamp else None
+    if stamp and not changed and other_patterns(stamp, patterns):
+        changed = "it was verified with other patterns"
     if stamp and changed is None:
         total = sum(row["size"] for row in stamp["files"])
         digest = str(stamp.get("manifest_digest", ""))
@@ -258,6 +338,32 @@ def local_state(cache_dir: str, repo_id: str, revision: str, *, stamp_dir: str |
         "manifest_digest": manifest_digest(rows),
     }
     return _state(repo_id, commit, snapshot, complete=not reason, reason=reason, **facts)
+
+
+def other_patterns(stamp: t.Mapping[str, t.Any], patterns: t.Mapping[str, t.Any] | None) -> bool:
+    """Whether a snapshot was verified with other allow and ignore patterns (a worker knows none: it gets the manifest of the head)."""
+    return patterns is not None and stamp.get("patterns") is not None and stamp["patterns"] != patterns
+
+
+def _plain_state(repo_id: str, stamp_dir: str | None) -> dict[str, t.Any] | None:
+    folder, key = plain_place(repo_id)
+    path = model_path(folder, key)
+    if not os.path.exists(path):
+        return _state(repo_id, None, "", reason=f"there is no {path}")
+    stamp = read_stamp(stamp_path(folder, key, stamp_dir))
+    rows, dangling = list_plain(folder, key)
+    paths = [row["path"] for row in rows]
+    missing = dangling + missing_shards(paths + dangling) + missing_of_index(folder, paths)
+    changed = stamp_mismatch(stamp, folder) if stamp else None
+    # on a worker the head decides what belongs to the model (its stamps name no patterns)
+    if stamp and not changed and stamp.get("patterns") is not None and {row["path"] for row in stamp["files"]} != set(paths):
+        changed = "files were added since it was verified"
+    facts: dict[str, t.Any] = {"files": len(rows), "bytes": sum(row["size"] for row in rows)}
+    reason = f"{len(missing)} files are missing, first {missing[0]}" if missing else "" if rows else "the directory is empty"
+    if stamp and not changed and not reason:
+        digest = str(stamp["manifest_digest"])
+        return _state(repo_id, digest[:40], path, complete=True, verified=True, manifest_digest=digest, **facts)
+    return _state(repo_id, None, path, complete=not (reason or changed), reason=reason or changed or "", **facts)
 
 
 def model_config(snapshot: str) -> dict[str, t.Any] | None:
@@ -308,7 +414,9 @@ def trusted_files(folder: str, stamp_dir: str | None = None) -> dict[tuple[int, 
 
 def file_of(folder: str, commit: str, row: t.Mapping[str, t.Any]) -> str:
     """Where the content of a row is now: through the snapshot when that has the right size, else the blob; the path need not exist."""
-    pointer = os.path.join(folder, "snapshots", commit, row["path"])
+    pointer = os.path.join(top_of(folder, commit), row["path"])
+    if commit.startswith(PLAIN):
+        return pointer
     with_size = [pointer, os.path.join(folder, "blobs", row["blob"])]
     for path in with_size:
         try:
@@ -345,7 +453,11 @@ def unique_blobs(rows: t.Iterable[t.Mapping[str, t.Any]]) -> list[dict[str, t.An
 
 def discard(folder: str, commit: str, row: t.Mapping[str, t.Any]) -> None:
     """Remove a file whose content is wrong, and the link to it; the shared store's copy of it too (it is just as wrong)."""
-    pointer = os.path.join(folder, "snapshots", commit, row["path"])
+    pointer = os.path.join(top_of(folder, commit), row["path"])
+    if commit.startswith(PLAIN):
+        if os.path.lexists(pointer):
+            os.unlink(pointer)
+        return
     blob = os.path.join(folder, "blobs", row["blob"])
     real = os.path.realpath(file_of(folder, commit, row))
     inside = os.path.realpath(os.path.dirname(folder)) + os.sep
@@ -446,6 +558,89 @@ def publish(folder: str, commit: str, rows: t.Sequence[t.Mapping[str, t.Any]], s
     return linked
 
 
+def publish_plain(folder: str, rows: t.Sequence[t.Mapping[str, t.Any]], store: str, staging: str, owner: Owner) -> list[str]:
+    """Put what was pulled into ``store`` (named by hash, same file system) where the model has it; paths that were placed.
+
+    A model that is not there at all appears as a whole by one rename; else each file is replaced by rename, the small ones that say
+    what the
+    others are (configuration, index) last.
+    """
+    fresh = not os.path.isdir(folder)
+    top = os.path.join(staging, "whole") if fresh else folder
+    _make_dirs(top, owner)
+    placed = []
+    used: set[str] = set()
+    for row in sorted(rows, key=lambda row: -int(row["size"])):
+        source = os.path.join(store, row["blob"])
+        if not os.path.exists(source):
+            continue
+        target = os.path.join(top, row["path"])
+        _make_dirs(os.path.dirname(target), owner)
+        temp = f"{target}.{os.getpid()}.tmp"
+        if row["blob"] in used:
+            # a file of its own: a change of one must not change the other
+            shutil.copyfile(source, temp)
+            _give(temp, owner, 0o644)
+        else:
+            os.link(source, temp)
+        used.add(row["blob"])
+        os.replace(temp, target)
+        placed.append(str(row["path"]))
+    if fresh:
+        _make_dirs(os.path.dirname(folder), owner)
+        os.rename(top, folder)
+    return sorted(placed)
+
+
+def prune(folder: str, commit: str, rows: t.Sequence[t.Mapping[str, t.Any]], keep: t.Iterable[str]) -> list[str]:
+    """Remove what the head does not have: revisions that are not in ``keep``, files of this one that are not in its manifest, blobs and refs
+    that nothing names any more. Paths relative to ``folder`` of what was removed. Nothing outside ``folder`` is touched.
+    """
+    wanted = {str(row["path"]) for row in rows}
+    removed: list[str] = []
+    top = top_of(folder, commit)
+    if not os.path.isdir(top):
+        return removed
+    found, dangling = list_plain(folder, commit) if commit.startswith(PLAIN) else list_snapshot(top)
+    for path in [row["path"] for row in found] + dangling:
+        if path not in wanted:
+            os.unlink(os.path.join(top, path))
+            removed.append(os.path.relpath(os.path.join(top, path), folder))
+    if commit.startswith(PLAIN):
+        return sorted(removed)
+    snapshots = os.path.join(folder, "snapshots")
+    for name in sorted(set(os.listdir(snapshots)) - {commit, *keep}):
+        shutil.rmtree(os.path.join(snapshots, name), ignore_errors=True)
+        removed.append(f"snapshots/{name}")
+    removed += _prune_refs(folder) + _prune_blobs(folder, {str(row["blob"]) for row in rows})
+    return sorted(removed)
+
+
+def _prune_refs(folder: str) -> list[str]:
+    removed = []
+    refs = os.path.join(folder, "refs")
+    for parent, dummy, names in os.walk(refs):
+        for name in names:
+            ref = os.path.relpath(os.path.join(parent, name), refs)
+            commit = read_ref(folder, ref)
+            if not commit or not os.path.isdir(os.path.join(folder, "snapshots", commit)):
+                os.unlink(os.path.join(parent, name))
+                removed.append(f"refs/{ref}")
+    return removed
+
+
+def _prune_blobs(folder: str, wanted: set[str]) -> list[str]:
+    for parent, dummy, names in os.walk(os.path.join(folder, "snapshots")):
+        for name in names:
+            path = os.path.join(parent, name)
+            wanted.add(os.path.basename(os.readlink(path)) if os.path.islink(path) else "")
+    blobs = os.path.join(folder, "blobs")
+    removed = sorted(set(os.listdir(blobs) if os.path.isdir(blobs) else []) - wanted)
+    for name in removed:
+        os.unlink(os.path.join(blobs, name))
+    return [f"blobs/{name}" for name in removed]
+
+
 def read_ref(folder: str, ref: str) -> str:
     """Commit a branch or tag points at in the cache, "" when unknown."""
     return "" if _COMMIT.fullmatch(ref) else resolve_revision(folder, ref) or ""
@@ -497,11 +692,17 @@ def repair_access(cache_dir: str, repo_id: str, owner: Owner) -> list[str]:
 
 
 def staging_dir(cache_dir: str, repo_id: str) -> str:
-    """Where parts of this model lie until they are whole: beside hub/ when that is the same file system, else hidden inside it."""
+    """Where parts of this model lie until they are whole: beside hub/ when that is the same file system, else hidden inside it. For a plain
+    model inside its folder, or beside it when there is none yet.
+    """
+    if is_plain(repo_id):
+        folder, key = plain_place(repo_id)
+        inside = os.path.isdir(folder)
+        return os.path.join(folder if inside else os.path.dirname(folder), STAGING, f"{os.path.basename(folder)}-{key}")
     hub = os.path.join(cache_dir, "hub")
-    beside = os.path.join(cache_dir, ".dgxspark-sync", repo_folder(repo_id))
+    beside = os.path.join(cache_dir, STAGING, repo_folder(repo_id))
     try:
         same = os.stat(hub).st_dev == os.stat(cache_dir).st_dev
     except OSError:
         return beside
-    return beside if same else os.path.join(hub, ".dgxspark-sync", repo_folder(repo_id))
+    return beside if same else os.path.join(hub, STAGING, repo_folder(repo_id))

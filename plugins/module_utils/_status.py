@@ -16,8 +16,9 @@ import typing as t
 from ansible_collections.dgxspark.serving.plugins.module_utils import _tenants
 from ansible_collections.dgxspark.serving.plugins.module_utils._containers import exit_text, normal_stamp
 from ansible_collections.dgxspark.serving.plugins.module_utils._image import local_reference
-from ansible_collections.dgxspark.serving.plugins.module_utils._plan import LABEL, RAY, VLLM, cache_dir_of, repo_folder
+from ansible_collections.dgxspark.serving.plugins.module_utils._plan import LABEL, RAY, VLLM, cache_dir_of, in_home, repo_folder
 from ansible_collections.dgxspark.serving.plugins.module_utils._previous import SUFFIX
+from ansible_collections.dgxspark.serving.plugins.module_utils._snapshot import is_plain
 
 OURS = (VLLM, RAY)
 METRICS = {
@@ -203,7 +204,9 @@ def node_row(
         "others": others,
         "records": sorted(path for path, entry in (node.get("disks") or {}).items() if entry.get("checked") == path),
         "aside": sorted(c["name"] for c in node["containers"] if _tenants.is_own(c, LABEL) and c["name"].endswith(SUFFIX)),
-        "model_folder": f"{cache_dir_of(dict(settings), dict(node))}/hub/{repo_folder(settings['model'])}",
+        "model_folder": in_home(settings["model"], dict(node))
+        if is_plain(settings["model"])
+        else f"{cache_dir_of(dict(settings), dict(node))}/hub/{repo_folder(settings['model'])}",
         "image_names": list(dict.fromkeys([settings["image"], local_reference(settings["image"])])),
         "memory": {"total": memory["total"], "available": memory["available"], "used": max(0, memory["total"] - memory["available"])},
         "image": _image(containers, node.get("image") or {}),

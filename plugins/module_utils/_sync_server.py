@@ -9,13 +9,20 @@ uses the standard library only and imports nothing of the collection.
 ``python3 _sync_server.py CONFIG``; CONFIG (JSON, mode 0600)::
 
     {"what": "model"|"image", "bind": "192.168.200.12", "port": 0, "token": "<32 hex digits>", "peers": ["192.168.200.13"],
-     "lifetime": 3600, "state": "/run/…/x.state", "manifest_digest": "…",
-     "blobs": {"<hash>": {"path": "/…", "size": 123}}, "manifests": {"sha256:…": "application/vnd.oci.image.manifest.v1+json"}}
+     "lifetime": 3600, "idle": 900, "state": "/run/…/x.state", "manifest_digest": "…",
+     "blobs": {"<hash>": {"path": "/…", "size": 123, "also": ["/…"], "part": "/…"}},
+     "manifests": {"sha256:…": "application/vnd.oci.image.manifest.v1+json"}}
 
 Model: ``/<token>/blobs/<hash>``. Image (OCI distribution, pull only): ``/v2/``, ``/v2/<token>/app/manifests/sha256:…``,
-``/v2/<token>/app/blobs/sha256:…``.
-Both: ``/<token>/stats``. GET and HEAD only, one Range; only names of the config; a client whose address is not a peer (or the head
-itself) is refused.
+``/v2/<token>/app/blobs/sha256:…``, and ``/<token>/archive``: what the command ``archive`` of the config
+prints (``docker save``), in chunks, without the last chunk when the command failed.
+Both: ``/<token>/stats``. GET and HEAD only, one Range; only names of the config; a client whose address is not a peer (or this node itself)
+is refused.
+
+A blob with ``part`` (and whole under ``path`` or one of ``also``) may still be arriving on this node: what is there is sent at once and
+the rest as it comes, so that workers can stand in a chain. Nobody trusts it, because everyone hashes what it receives.
+
+The server ends by itself after its lifetime, or when nobody asked for ``idle`` seconds: a play that was killed leaves nothing for long.
 """
 
 from __future__ import annotations
@@ -29,13 +36,18 @@ import re
 import signal
 import socket
 import socketserver
+import subprocess
 import sys
 import threading
+import time
 import typing as t
 
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
 _BLOCK = 1 << 24
 _IDLE_SECONDS = 120
+# How long a request waits for a blob that has not begun to arrive, and for more of one that has.
+APPEAR_SECONDS = 5.0
+GROW_SECONDS = 10.0
 
 
 def parse_range(header: str, size: int) -> tuple[int, int] | None:
@@ -57,18 +69,18 @@ def parse_range(header: str, size: int) -> tuple[int, int] | None:
 
 
 def blob_of(path: str, config: t.Mapping[str, t.Any]) -> tuple[str, str]:
-    """``(kind, name)`` for a request path: kind is ping, stats, blob, manifest, "" (unknown) or token (wrong token)."""
+    """``(kind, name)`` for a request path: kind is ping, stats, archive, blob, manifest, "" (unknown) or token (wrong token)."""
     if config["what"] == "image" and path in ("/v2/", "/v2"):
         return "ping", ""
     image = re.fullmatch(r"/v2/([^/]+)/app/(manifests|blobs)/sha256:([0-9a-f]{64})", path)
-    model = re.fullmatch(r"/([^/]+)/(?:(stats)|blobs/([0-9a-f]{40,64}))", path)
+    model = re.fullmatch(r"/([^/]+)/(?:(stats|archive)|blobs/([0-9a-f]{40,64}))", path)
     token = image[1] if image else model[1] if model else ""
     if not token or not hmac.compare_digest(token.encode(), str(config["token"]).encode()):
         return "token", ""
     if image:
         return ("manifest" if image[2] == "manifests" else "blob"), image[3]
     if model and model[2]:
-        return "stats", ""
+        return (model[2] if model[2] == "stats" or config.get("archive") else ""), ""
     return ("blob", model[3]) if model and config["what"] == "model" else ("", "")
 
 
@@ -107,6 +119,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         body = json.dumps({"errors": [{"code": code, "message": reason}]}).encode()
         self._small(status, body, send, {"X-Reason": reason})
 
+    def handle(self) -> None:
+        """All requests of one connection: as long as there is one, the server is not idle."""
+        with self.server.busy():
+            super().handle()
+
     def _answer(self, send: bool) -> None:
         config = self.server.config
         peer = self.client_address[0]
@@ -121,6 +138,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self._error(403, "token", send)
         if kind == "stats":
             return self._small(200, json.dumps(self.server.stats()).encode(), send)
+        if kind == "archive":
+            return self._archive(config["archive"], send)
         entry = config["blobs"].get(name)
         media = "application/octet-stream"
         if kind == "manifest":
@@ -129,14 +148,54 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self._error(404, kind or "path", send)
         return self._file(name, entry, media, send)
 
+    def _archive(self, argv: t.Sequence[str], send: bool) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "application/x-tar")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        if not send:
+            return
+        self.close_connection = True
+        with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+            try:
+                while data := process.stdout.read(1 << 20):  # type: ignore[union-attr]
+                    self.wfile.write(b"%x\r\n" % len(data) + data + b"\r\n")
+                    self.server.count(self.client_address[0], len(data))
+                if process.wait() == 0:
+                    self.wfile.write(b"0\r\n\r\n")
+            finally:
+                if process.poll() is None:
+                    process.kill()
+
+    @staticmethod
+    def _arriving(entry: t.Mapping[str, t.Any]) -> int | None:
+        """The whole file, else the part of it that is there, as soon as there is one."""
+        deadline = time.monotonic() + APPEAR_SECONDS
+        while True:
+            for path in (entry["path"], *entry.get("also", ()), entry["part"]):
+                with contextlib.suppress(OSError):
+                    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                    if path == entry["part"] or os.fstat(fd).st_size == entry["size"]:
+                        return fd
+                    os.close(fd)
+            if time.monotonic() >= deadline:
+                return None
+            time.sleep(0.05)
+
     def _file(self, name: str, entry: t.Mapping[str, t.Any], media: str, send: bool) -> None:
+        size = int(entry["size"])
+        if "part" in entry:
+            found = self._arriving(entry)
+            if found is None:
+                return self._error(503, "later", send)
+            fd = found
+        else:
+            try:
+                fd = os.open(entry["path"], os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                return self._error(404, "blob", send)
         try:
-            fd = os.open(entry["path"], os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return self._error(404, "blob", send)
-        try:
-            size = os.fstat(fd).st_size
-            if size != entry["size"]:
+            if "part" not in entry and os.fstat(fd).st_size != size:
                 return self._error(409, "changed", send)
             span = parse_range(self.headers.get("Range", ""), size)
             if span is None:
@@ -154,16 +213,31 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 self.send_header("Docker-Content-Digest", f"sha256:{name}")
             self.end_headers()
             if send:
-                self._send(fd, first, last - first + 1)
+                self._send(fd, first, last - first + 1, "part" in entry)
         finally:
             os.close(fd)
 
-    def _send(self, fd: int, offset: int, left: int) -> None:
+    def _grown(self, fd: int, offset: int) -> int:
+        """Bytes behind ``offset``, waiting for the first of them; 0 when none came or the file was begun anew."""
+        deadline = time.monotonic() + GROW_SECONDS
+        while True:
+            there = os.fstat(fd).st_size - offset
+            if there > 0 or time.monotonic() >= deadline:
+                return max(0, there)
+            if there < 0:
+                return 0
+            time.sleep(0.01)
+
+    def _send(self, fd: int, offset: int, left: int, growing: bool = False) -> None:
         self.wfile.flush()
         out = self.connection.fileno()
         while left > 0:
+            there = self._grown(fd, offset) if growing else left
+            if not there:
+                self.close_connection = True
+                return
             try:
-                count = os.sendfile(out, fd, offset, min(left, _BLOCK))
+                count = os.sendfile(out, fd, offset, min(left, there, _BLOCK))
             except BlockingIOError:
                 # the socket has a timeout, so it is non-blocking for sendfile: wait until the client takes more
                 if not self._writable():
@@ -199,6 +273,8 @@ class Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
         self.config = config
         self._sent: dict[str, int] = {}
         self._guard = threading.Lock()
+        self._open = 0
+        self._last = time.monotonic()
         if ":" in config["bind"]:
             self.address_family = socket.AF_INET6
         super().__init__((config["bind"], int(config["port"])), Handler)
@@ -215,15 +291,33 @@ class Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
         if not isinstance(error, (ConnectionError, TimeoutError, socket.timeout)):
             sys.stderr.write(f"{client_address[0]}: {type(error).__name__}\n")
 
+    @contextlib.contextmanager
+    def busy(self) -> t.Iterator[None]:
+        """Around each connection."""
+        with self._guard:
+            self._open += 1
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._open -= 1
+                self._last = time.monotonic()
+
+    def idle_seconds(self) -> float:
+        """How long there has been no connection."""
+        with self._guard:
+            return 0.0 if self._open else time.monotonic() - self._last
+
     def count(self, peer: str, size: int) -> None:
         """Add sent bytes."""
         with self._guard:
             self._sent[peer] = self._sent.get(peer, 0) + size
 
     def stats(self) -> dict[str, t.Any]:
-        """{bytes_sent, peers: {address: bytes}}."""
+        """{bytes_sent, peers: {address: bytes}, quiet: seconds without another connection than that of the one who asks}."""
         with self._guard:
-            return {"bytes_sent": sum(self._sent.values()), "peers": dict(self._sent)}
+            quiet = 0.0 if self._open > 1 else time.monotonic() - self._last
+            return {"bytes_sent": sum(self._sent.values()), "peers": dict(self._sent), "quiet": round(quiet, 1)}
 
 
 def drop_caches(config: t.Mapping[str, t.Any]) -> None:
@@ -263,10 +357,16 @@ def main(argv: t.Sequence[str]) -> int:
     try:
         server = serve(config)
     except OSError as exc:
-        write_state(config["state"], {"error": f"{config['bind']}:{config['port']}: {exc.strerror}"})
+        error = f"{config['bind']}:{config['port']}: {exc.strerror}"
+        write_state(config["state"], {"error": error})
+        sys.stderr.write(error + "\n")
         return 1
     write_state(config["state"], {"port": server.server_port, "pid": os.getpid()})
-    done.wait(float(config.get("lifetime") or 3600))
+    end = time.monotonic() + float(config.get("lifetime") or 3600)
+    idle = float(config.get("idle") or 0)
+    while not done.wait(max(0.0, min(1.0, end - time.monotonic()))):
+        if time.monotonic() >= end or (idle and server.idle_seconds() >= idle):
+            break
     server.shutdown()
     drop_caches(config)
     return 0

@@ -12,6 +12,7 @@ import errno
 import fcntl
 import hashlib
 import http.client
+import json
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -27,6 +28,13 @@ import typing as t
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 
 CHUNK = 1 << 20
+# Reading waits until so much is there: small enough that little is lost with a connection and that a chain of workers streams.
+PIECE = 1 << 18
+WINDOW = 1 << 24
+CONNECT_SECONDS = 20.0
+# A peer in the chain that gives nothing for this long is left alone for that long; the head has everything.
+PEER_SECONDS = 10.0
+PEER_REST_SECONDS = 30.0
 _REPORT_SECONDS = 0.25
 PART = ".part"
 
@@ -86,6 +94,12 @@ def drop_cache(fd: int) -> None:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
+def start_writeback(fd: int, offset: int, count: int) -> None:
+    """Let the kernel begin to write this range to the disk."""
+    with contextlib.suppress(OSError):
+        os.posix_fadvise(fd, offset, count, os.POSIX_FADV_DONTNEED)
+
+
 def fsync_dir(path: str) -> None:
     """Make renames in a directory durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -120,8 +134,10 @@ def make_dirs(path: str, uid: int, gid: int) -> None:
 
 
 @contextlib.contextmanager
-def exclusive(path: str, wait: float, *, node: str, stage: str, what: str) -> t.Iterator[None]:
-    """Hold an flock; a second play on the same node waits at most ``wait`` seconds. The kernel frees it when we die."""
+def exclusive(path: str, wait: float, *, node: str, stage: str, what: str, tick: t.Callable[[], None] = lambda: None) -> t.Iterator[None]:
+    """Hold an flock; a second play on the same node waits at most ``wait`` seconds. The kernel frees it when we die. ``tick`` is called
+    again and again while we wait.
+    """
     os.makedirs(os.path.dirname(path), mode=0o711, exist_ok=True)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + wait
@@ -142,10 +158,49 @@ def exclusive(path: str, wait: float, *, node: str, stage: str, what: str) -> t.
                     expected="one run at a time",
                     remedy="wait for the other run, or end it, then run again: what it copied is reused",
                 )
+            tick()
             time.sleep(0.2)
         yield
     finally:
         os.close(fd)
+
+
+# --- progress ---
+
+
+class Progress:
+    """A small file that says how far this node is; the action plugin reads it over the connection and shows a line. Without a path
+    nothing is written. ``also`` is called at most every ``also_every`` seconds (it keeps a server of ours awake).
+    """
+
+    def __init__(self, path: str, *, also: t.Callable[[], None] | None = None, also_every: float = 30.0) -> None:
+        self.path = path
+        self.also = also
+        self.also_every = also_every
+        self._written = self._called = 0.0
+
+    def __call__(self, what: str, done: int = 0, total: int = 0) -> None:
+        now = time.monotonic()
+        if self.also and now - self._called >= self.also_every:
+            self._called = now
+            self.also()
+        if not self.path or now - self._written < 0.5:
+            return
+        self._written = now
+        data = json.dumps({"what": what, "done": min(done, total), "total": total, "at": now})
+        # only shows something, so a full disk or a lost directory must not end the copy; no secrets in it, any user may read it
+        with contextlib.suppress(OSError):
+            with open(f"{self.path}.tmp", "w", encoding="utf-8") as handle:
+                handle.write(data)
+            os.chmod(f"{self.path}.tmp", 0o644)
+            os.replace(f"{self.path}.tmp", self.path)
+
+    def close(self) -> None:
+        """Remove the file."""
+        if self.path:
+            for path in (self.path, f"{self.path}.tmp"):
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
 
 
 # --- pool ---
@@ -204,7 +259,9 @@ class Pool:
         timeout: float,
         stall: float,
         on_stall: t.Callable[[str, float], Problem],
+        tick: t.Callable[[int], None] = lambda count: None,
     ) -> None:
+        self.tick = tick
         self.work = work
         self.processes = max(1, processes)
         self.timeout = timeout
@@ -274,6 +331,7 @@ class Pool:
                 if waiting:
                     index = waiting.pop()
                     conn.send((index, tasks[index]))
+            self.tick(self.bytes)
             if now - begin > self.timeout:
                 raise self.on_stall("timeout", now - begin)
             if now - last > self.stall:
@@ -295,8 +353,8 @@ class Pool:
 
 
 def default_processes(limit: int = 8) -> int:
-    """As many as there are cores we may use, at most ``limit``, at least 2."""
-    return max(2, min(limit, len(os.sched_getaffinity(0))))
+    """As many as there are cores we may use, at most ``limit``, at least 4: while one waits for the disk, another receives."""
+    return max(4, min(limit, len(os.sched_getaffinity(0))))
 
 
 # --- hashing ---
@@ -329,7 +387,9 @@ def hash_file(path: str, algo: str, report: t.Callable[[int], None] = lambda cou
     return digest.hexdigest()
 
 
-def hash_many(jobs: t.Sequence[tuple[str, str]], processes: int, *, timeout: float, node: str, stage: str) -> list[str]:
+def hash_many(
+    jobs: t.Sequence[tuple[str, str]], processes: int, *, timeout: float, node: str, stage: str, progress: Progress | None = None
+) -> list[str]:
     """Digests of ``(path, algo)`` jobs, biggest first in several processes. A file that cannot be read gives ""."""
 
     def work(job: tuple[str, str], report: t.Callable[[int], None]) -> str:
@@ -349,7 +409,13 @@ def hash_many(jobs: t.Sequence[tuple[str, str]], processes: int, *, timeout: flo
         )
 
     order = sorted(range(len(jobs)), key=lambda index: -_size(jobs[index][0]))
-    pool = Pool(work, processes, timeout=timeout, stall=min(timeout, 300.0), on_stall=on_stall)
+    total = sum(max(0, _size(path)) for path, dummy in jobs)
+
+    def tick(count: int) -> None:
+        if progress:
+            progress("verifies", count, total)
+
+    pool = Pool(work, processes, timeout=timeout, stall=min(timeout, 300.0), on_stall=on_stall, tick=tick)
     answers = pool.run([jobs[index] for index in order])
     digests = [""] * len(jobs)
     for index, answer in zip(order, answers, strict=True):
@@ -385,19 +451,37 @@ class Target(t.NamedTuple):
 
 
 class Puller:
-    """Fetches one blob after the other over one kept connection; used inside a Pool child."""
+    """Fetches one blob after the other over kept connections; used inside a Pool child.
 
-    def __init__(self, source: Source, target: Target, *, stall: float, node: str = "") -> None:
-        self.source = source
+    ``sources``: the head last; before it the workers that stand before us in the chain, the nearest first. A peer that fails or has
+    nothing to give is left alone for a while and the next one asked; only what the head says is final. A blob whose hash is wrong is
+    fetched once more,
+    then from the head.
+    """
+
+    def __init__(self, sources: t.Sequence[Source], target: Target, *, stall: float, node: str = "") -> None:
+        self.sources = list(sources)
         self.target = target
         self.stall = stall
         self.node = node
-        self._conn: http.client.HTTPConnection | None = None
+        self.reached = False
+        self._conns: dict[Source, http.client.HTTPConnection] = {}
+        self._avoid: dict[Source, float] = {}
         self._view = memoryview(bytearray(CHUNK))
 
-    def problem(self, ident: str, found: str, expected: str, remedy: str) -> Problem:
+    @property
+    def head(self) -> Source:
+        """Who has everything."""
+        return self.sources[-1]
+
+    def _choose(self, head_only: bool) -> Source:
+        now = time.monotonic()
+        usable = [source for source in self.sources[:-1] if self._avoid.get(source, 0.0) <= now]
+        return self.head if head_only or not usable else usable[0]
+
+    def problem(self, ident: str, found: str, expected: str, remedy: str, **details: t.Any) -> Problem:
         """A Problem of this node's model_sync."""
-        return Problem(ident, node=self.node, stage="model_sync", found=found, expected=expected, remedy=remedy)
+        return Problem(ident, node=self.node, stage="model_sync", found=found, expected=expected, remedy=remedy, **details)
 
     def fetch(self, row: Row, report: t.Callable[[int], None]) -> int:
         """Bring one blob to its final name; returns the bytes that crossed the wire. Raises Problem.
@@ -406,8 +490,8 @@ class Puller:
         """
         part = os.path.join(self.target.staging, row["blob"] + PART)
         received = 0
-        for dummy in range(2):
-            digest, count = self._fill(row, part, report)
+        for again in (False, True):
+            digest, count = self._fill(row, part, report, again)
             received += count
             if digest == row["blob"]:
                 self._publish(part, row)
@@ -424,15 +508,14 @@ class Puller:
     def _publish(self, part: str, row: Row) -> None:
         fd = os.open(part, os.O_RDONLY)
         try:
-            os.fsync(fd)
+            os.fdatasync(fd)
             drop_cache(fd)
         finally:
             os.close(fd)
         own(part, self.target.uid, self.target.gid, 0o644)
         os.replace(part, os.path.join(self.target.blobs, row["blob"]))
-        fsync_dir(self.target.blobs)
 
-    def _fill(self, row: Row, part: str, report: t.Callable[[int], None]) -> tuple[str, int]:
+    def _fill(self, row: Row, part: str, report: t.Callable[[int], None], head_only: bool = False) -> tuple[str, int]:
         """Bring the part to the full size; (digest, received bytes)."""
         size = int(row["size"])
         digest = new_hash(row["algo"], size)
@@ -442,18 +525,23 @@ class Puller:
             offset = self._rehash(fd, digest, size, report)
             if offset is None:
                 digest, offset = new_hash(row["algo"], size), 0
-            deadline = time.monotonic() + self.stall
+            deadline = time.monotonic() + (self.stall if self.reached else min(self.stall, CONNECT_SECONDS))
             pause = 0.1
             while offset < size:
-                count, why = self._request(row, fd, offset, digest, report)
+                source = self._choose(head_only)
+                count, why = self._request(source, row, fd, offset, digest, report)
                 received += count
                 offset += count
                 if count:
                     deadline, pause = time.monotonic() + self.stall, 0.1
-                if offset < size:
-                    self._retry_or_raise(row, why, deadline, offset)
-                    time.sleep(pause)
-                    pause = min(pause * 2, 2.0)
+                if offset >= size:
+                    break
+                if source != self.head:
+                    self._avoid[source] = time.monotonic() + PEER_REST_SECONDS
+                    continue
+                self._retry_or_raise(row, why, deadline, offset)
+                time.sleep(pause)
+                pause = min(pause * 2, 2.0)
         except OSError as exc:
             if exc.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise self.problem(
@@ -487,47 +575,54 @@ class Puller:
         if time.monotonic() >= deadline:
             raise self.problem(
                 "sync-stalled",
-                f"{row['path']}: no byte from {self.source.address}:{self.source.port} for {self.stall:.0f} s"
+                f"{row['path']}: no byte from {self.head.address}:{self.head.port} for {self.stall:.0f} s"
                 f" at {human(offset)} of {human(row['size'])} ({why})",
                 "a server on the head that answers over the fabric",
                 "check the fabric cable and that no firewall on the head blocks this port, then run again: what arrived is reused",
+                reached=self.reached,
             )
 
-    def _connect(self) -> http.client.HTTPConnection:
-        if self._conn is None:
-            self._conn = http.client.HTTPConnection(self.source.address, self.source.port, timeout=min(self.stall, 20.0))
-        return self._conn
+    def _connect(self, source: Source) -> http.client.HTTPConnection:
+        if source not in self._conns:
+            limit = min(self.stall, CONNECT_SECONDS if source == self.head else PEER_SECONDS)
+            self._conns[source] = http.client.HTTPConnection(source.address, source.port, timeout=limit)
+        return self._conns[source]
 
-    def _drop(self) -> None:
-        if self._conn is not None:
-            self._conn.close()
-            self._conn = None
+    def _drop(self, source: Source) -> None:
+        conn = self._conns.pop(source, None)
+        if conn is not None:
+            conn.close()
 
-    def _request(self, row: Row, fd: int, offset: int, digest: t.Any, report: t.Callable[[int], None]) -> tuple[int, str]:
+    def _request(self, source: Source, row: Row, fd: int, offset: int, digest: t.Any, report: t.Callable[[int], None]) -> tuple[int, str]:
         """One GET from ``offset``; (bytes written, why it ended early)."""
         headers = {"Range": f"bytes={offset}-"} if offset else {}
         try:
-            conn = self._connect()
-            conn.request("GET", f"/{self.source.token}/blobs/{row['blob']}", headers=headers)
+            conn = self._connect(source)
+            conn.request("GET", f"/{source.token}/blobs/{row['blob']}", headers=headers)
             response = conn.getresponse()
         except (OSError, http.client.HTTPException) as exc:
-            self._drop()
+            self._drop(source)
             return 0, str(exc) or type(exc).__name__
+        self.reached = True
         if response.status != (206 if offset else 200) or not self._range_ok(response, offset):
-            self._refused(row, response)
-            self._drop()
+            self._drop(source)
+            if source == self.head:
+                self._refused(row, response)
             return 0, f"HTTP {response.status}"
         done, left = 0, int(row["size"]) - offset
         while left > 0:
             try:
-                count = response.readinto(self._view[: min(CHUNK, left)])
+                count = response.readinto(self._view[: min(PIECE, left)])
             except (OSError, http.client.HTTPException) as exc:
-                self._drop()
+                self._drop(source)
                 return done, str(exc) or type(exc).__name__
             if not count:
-                self._drop()
+                self._drop(source)
                 return done, "the connection was closed early"
             self._write(fd, self._view[:count], offset + done)
+            if (offset + done) // WINDOW != (offset + done + count) // WINDOW:
+                # begins to write these pages now (and keeps dirty memory small), so that little is left to wait for at the end
+                start_writeback(fd, (offset + done) // WINDOW * WINDOW, WINDOW)
             digest.update(self._view[:count])
             report(count)
             done += count
@@ -549,7 +644,7 @@ class Puller:
     def _refused(self, row: Row, response: http.client.HTTPResponse) -> None:
         """Answers that no retry can change."""
         reason = response.getheader("X-Reason") or ""
-        where = f"{self.source.address}:{self.source.port}"
+        where = f"{self.head.address}:{self.head.port}"
         if response.status == 403:
             text = "this node is not among the peers it serves" if reason == "peer" else "the token is not (or no longer) its token"
             raise self.problem(
@@ -570,22 +665,25 @@ class Puller:
 
 def pull_blobs(
     rows: t.Sequence[Row],
-    source: Source,
+    sources: t.Sequence[Source],
     target: Target,
     *,
     processes: int,
     timeout: float,
     stall: float,
     node: str = "",
+    progress: Progress | None = None,
 ) -> dict[str, t.Any]:
-    """Pull blobs, biggest first, in several processes; {bytes_transferred, seconds}. Raises Problem; what arrived stays for the next
-    run.
+    """Pull blobs, biggest first, in several processes; {bytes_transferred, seconds}. ``sources``: the head last. Raises Problem; what
+    arrived stays for the next run.
     """
     order = sorted(rows, key=lambda row: -int(row["size"]))
+    total = sum(int(row["size"]) for row in order)
+    head = sources[-1]
     pullers: dict[int, Puller] = {}
 
     def work(row: Row, report: t.Callable[[int], None]) -> int:
-        puller = pullers.setdefault(os.getpid(), Puller(source, target, stall=stall, node=node))
+        puller = pullers.setdefault(os.getpid(), Puller(sources, target, stall=stall, node=node))
         return puller.fetch(row, report)
 
     def on_stall(kind: str, seconds: float) -> Problem:
@@ -594,15 +692,33 @@ def pull_blobs(
             "sync-stalled",
             node=node,
             stage="model_sync",
-            found=f"{text} from {source.address}:{source.port}",
+            found=f"{text} from {head.address}:{head.port}",
             expected=f"{len(order)} files from the head",
             remedy="check the fabric and the head, then run again: what arrived is reused",
         )
 
+    def tick(count: int) -> None:
+        if progress:
+            progress("copies", count, total)
+
     begin = time.monotonic()
-    pool = Pool(work, processes, timeout=timeout, stall=stall + 15.0, on_stall=on_stall)
+    # with peers a file may have to wait for each of them before the head is asked
+    patience = stall + 15.0 + PEER_SECONDS * (len(sources) - 1)
+    pool = Pool(work, processes, timeout=timeout, stall=patience, on_stall=on_stall, tick=tick)
     received = pool.run(order)
+    fsync_dir(target.blobs)
     return {"bytes_transferred": sum(received), "seconds": time.monotonic() - begin}
+
+
+def ping(source: Source) -> None:
+    """Let a server of ours know that it is still needed."""
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        conn = http.client.HTTPConnection(source.address, source.port, timeout=2)
+        try:
+            conn.request("HEAD", f"/{source.token}/stats")
+            conn.getresponse().read()
+        finally:
+            conn.close()
 
 
 # --- child processes ---
@@ -788,6 +904,7 @@ class Relay:
         self.target = (address, port)
         self.connect_timeout = connect_timeout
         self.bytes = 0
+        self.links = 0
         self.error = ""
         self._stop = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
@@ -806,6 +923,7 @@ class Relay:
                 continue
             except OSError:
                 return
+            self.links += 1
             threading.Thread(target=self._link, args=(near,), daemon=True).start()
 
     def _link(self, near: socket.socket) -> None:
@@ -829,6 +947,10 @@ class Relay:
         pair = (near, far)
         for sock in pair:
             sock.settimeout(None)
+        # A cable that is out for 20 s costs 20 s; after a minute of silence the connection is given up, and Docker tries again or says so.
+        far.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, seconds in ((socket.TCP_KEEPIDLE, 20), (socket.TCP_KEEPINTVL, 8), (socket.TCP_KEEPCNT, 5)):
+            far.setsockopt(socket.IPPROTO_TCP, option, seconds)
         with self._guard:
             self._open.update(pair)
         up = threading.Thread(target=self._pump, args=(near, far, False), daemon=True)

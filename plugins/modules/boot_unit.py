@@ -75,6 +75,7 @@ problem:
 
 import os
 import shutil
+import tempfile
 import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
@@ -192,11 +193,10 @@ def main() -> None:
     )
 
     def write(path: str, content: str) -> None:
-        scratch = os.path.join(module.tmpdir, "boot-unit")
-        with open(scratch, "w", encoding="utf-8") as handle:
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=os.path.dirname(path), prefix=".", delete=False) as handle:
             handle.write(content)
-        os.chmod(scratch, 0o644)
-        module.atomic_move(scratch, path)
+        os.chmod(handle.name, 0o644)
+        module.atomic_move(handle.name, path)
 
     unit = BootUnit(module.params["node"], bounded(module.run_command), write, module.check_mode)
     try:

@@ -324,7 +324,8 @@ class Setup:
         back = {}
         for name in had:
             if name not in names and name in links:
-                kept = [address for address in links[name]["addresses"] if address not in had[name]]
+                theirs = [address for path in self.others() for address in _addresses(self.yaml(path)).get(name, [])]
+                kept = [address for address in links[name]["addresses"] if address not in had[name] or address in theirs]
                 back[name] = original.get(name) or {**links[name], "addresses": kept}
         return {
             "name": NAME,
@@ -462,9 +463,10 @@ class Setup:
 
 
 def _addresses(content: t.Any) -> dict[str, list[str]]:
-    """Addresses of each port in our file."""
-    ethernets = (content.get("network") or {}).get("ethernets") or {}
-    return {name: [str(item) for item in port.get("addresses") or []] for name, port in ethernets.items()}
+    """Addresses of each port in a netplan file."""
+    network = content.get("network") if isinstance(content, dict) else None
+    ethernets = (network if isinstance(network, dict) else {}).get("ethernets") or {}
+    return {name: [str(item) for item in (port or {}).get("addresses") or []] for name, port in ethernets.items()}
 
 
 def main() -> None:

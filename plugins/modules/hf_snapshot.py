@@ -8,7 +8,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: hf_snapshot
-short_description: A complete and verified model snapshot in the Hugging Face cache of a node
+short_description: A complete and verified model on a node
 version_added: 0.1.0
 author: dgxspark.serving contributors (!UNKNOWN)
 description:
@@ -16,7 +16,10 @@ description:
     large
     files, git SHA-1 for the others) and by its size.
   - A snapshot that was verified before and whose files did not change since (size, time, inode) costs a few milliseconds; no hub is asked.
-  - What is in the cache already is adopted, not downloaded again, whoever put it there. Files whose content is wrong are fetched again.
+  - What is in the cache already is adopted, not downloaded again, whoever put it there; also what lies in plain folders (O(adopt)). Files
+    whose content is wrong are fetched again.
+  - A path instead of a repository is a model that is there already, a directory or a GGUF file. It is checked for completeness and its
+    files are hashed once.
   - The hub is asked for metadata first, so that a wrong name, a missing right, a rate limit, an unreachable hub and a disk that is too
     small are told
     apart before anything is downloaded.
@@ -38,7 +41,7 @@ attributes:
     details: A moved branch on the hub is not noticed while the cache holds a verified snapshot of it; name a commit to pin it.
 options:
   repo_id:
-    description: The model on the hub, C(organisation/name).
+    description: The model on the hub, C(organisation/name), or the absolute path (or C(~/…)) of a directory or of a GGUF file on the node.
     type: str
     required: true
   revision:
@@ -79,6 +82,13 @@ options:
     type: list
     elements: str
     default: []
+  adopt:
+    description:
+      - Folders on the node that may hold files of this model under their own names (C(hf download --local-dir)). What has the right content is
+        linked into the cache (copied where the file systems differ) and not downloaded.
+    type: list
+    elements: str
+    default: []
   offline:
     description: Ask no hub. What is on disk is verified by its own names; missing links or shards are an error.
     type: bool
@@ -112,6 +122,10 @@ options:
     description: Bytes that must stay free on the disk beyond 1.1 times what is missing.
     type: int
     default: 1073741824
+  progress:
+    description: Name under which the progress is written to C(/run/dgxspark-serving). Set by the action plugin.
+    type: str
+    default: ""
 """
 
 EXAMPLES = r"""
@@ -164,6 +178,11 @@ manifest_digest:
   description: sha256 of the manifest; equal on nodes that hold the same files.
   returned: always
   type: str
+revisions:
+  description: Commits that the cache of this node holds of this model.
+  returned: always
+  type: list
+  elements: str
 missing:
   description: C(files) and C(bytes) that were (or in check mode, would be) downloaded.
   returned: always
@@ -275,9 +294,12 @@ class HfSnapshot:
         self.owner = _snapshot.Owner(self.login.uid, self.login.gid)
         self.cache = _snapshot.resolve_cache_dir(self.params["cache_dir"], self.login)
         self.repo: str = self.params["repo_id"]
-        self.folder = _snapshot.repo_dir(self.cache, self.repo)
+        self.plain = _snapshot.is_plain(self.repo)
+        self.folder, self.key = _snapshot.place_of(self.cache, self.repo, "", self.login)
         self.processes: int = self.params["processes"] or _transfer.default_processes()
         self.token = ""
+        name = self.params["progress"]
+        self.progress = _transfer.Progress(os.path.join(run_dir, f"progress-{name}") if name else "")
 
     def problem(self, ident: str, found: str, expected: str, remedy: str, **details: t.Any) -> Problem:
         """A Problem of this module."""
@@ -297,34 +319,55 @@ class HfSnapshot:
         """The whole module; fills ``result``."""
         if self._stamped():
             return
-        if not self.params["offline"]:
+        if not (self.params["offline"] or self.plain):
             self._read_token()
         lock = os.path.join(self.run_dir, f"hf-{hashlib.sha256(self.folder.encode()).hexdigest()[:12]}.lock")
         guard = (
             contextlib.nullcontext()
             if self.module.check_mode
-            else _transfer.exclusive(lock, self.params["timeout"], node=self.params["node"], stage=STAGE, what=self.repo)
+            else _transfer.exclusive(
+                lock,
+                self.params["timeout"],
+                node=self.params["node"],
+                stage=STAGE,
+                what=self.repo,
+                tick=lambda: self.progress("waits for another run"),
+            )
         )
-        with guard:
-            if self._stamped():
-                return
-            commit, rows = self._from_disk() if self.params["offline"] else self._from_hub()
-            self._report(commit, rows)
-            missing = self._sort_out(commit, rows)
-            if missing:
-                self._get(commit, rows, missing)
-            if not self.module.check_mode:
-                self._finish(commit, rows)
+        try:
+            with guard:
+                self._locked()
+        finally:
+            self.progress.close()
+
+    def _locked(self) -> None:
+        """What only one run at a time may do."""
+        if self._stamped():
+            return
+        if self.plain:
+            self._plain_model()
+            return
+        commit, rows = self._from_disk() if self.params["offline"] else self._from_hub()
+        self._report(commit, rows)
+        missing = self._sort_out(commit, rows)
+        if missing and self.params["adopt"] and not self.module.check_mode:
+            missing = self._adopt(missing)
+        if missing:
+            self._get(commit, rows, missing)
+        if not self.module.check_mode:
+            self._finish(commit, rows)
 
     def _stamped(self) -> bool:
         """Everything as it was when it was verified: nothing to do."""
         if self.params["verify"] == "full":
             return False
-        commit = _snapshot.resolve_revision(self.folder, self.params["revision"])
+        commit = self.key if self.plain else _snapshot.resolve_revision(self.folder, self.params["revision"])
         stamp = _snapshot.read_stamp(_snapshot.stamp_path(self.folder, commit, self.stamp_dir)) if commit else None
         if not commit or not stamp or stamp.get("patterns") != self._patterns():
             return False
-        if _snapshot.stamp_mismatch(stamp, os.path.join(self.folder, "snapshots", commit)):
+        if _snapshot.stamp_mismatch(stamp, _snapshot.top_of(self.folder, commit)):
+            return False
+        if self.plain and {row["path"] for row in stamp["files"]} != {row["path"] for row in self._plain_rows()}:
             return False
         self._report(commit, [{key: row[key] for key in ("path", "size", "blob", "algo")} for row in stamp["files"]], verified=True)
         return True
@@ -335,15 +378,100 @@ class HfSnapshot:
     def _report(self, commit: str, rows: list[dict[str, t.Any]], verified: bool = False) -> None:
         revision = self.params["revision"]
         self.result["snapshot"].update(
-            revision=commit,
-            ref="" if revision == commit else revision,
-            path=os.path.join(self.folder, "snapshots", commit),
+            revision=_snapshot.plain_revision(rows) if self.plain else commit,
+            ref="" if self.plain or revision == commit else revision,
+            path=_snapshot.model_path(self.folder, commit),
             files=len(rows),
             bytes=sum(row["size"] for row in rows),
             verified=verified,
         )
         self.result["manifest"] = rows
         self.result["manifest_digest"] = _snapshot.manifest_digest(rows)
+        if not self.plain:
+            with contextlib.suppress(OSError):
+                self.result["revisions"] = sorted(os.listdir(os.path.join(self.folder, "snapshots")))
+
+    # -- a path
+
+    def _plain_rows(self) -> list[dict[str, t.Any]]:
+        try:
+            rows, dangling = _snapshot.list_plain(self.folder, self.key)
+        except OSError as exc:
+            raise self._incomplete(f"{exc.filename}: {exc.strerror}") from exc
+        rows = [row for row in rows if _download.wanted(row["path"], self.params["allow_patterns"], self.params["ignore_patterns"])]
+        paths = [row["path"] for row in rows]
+        missing = dangling + _snapshot.missing_shards(paths + dangling) + _snapshot.missing_of_index(self.folder, paths)
+        if missing or not rows:
+            raise self._incomplete(f"{len(missing)} files are missing, first {missing[0]}" if missing else "there is no file of it")
+        return rows
+
+    def _incomplete(self, why: str) -> Problem:
+        remedy = "complete it on this node, or correct spark_model"
+        path = _snapshot.model_path(self.folder, self.key)
+        return self.problem("model-incomplete", f"{path}: {why}", "a complete model at this path", remedy)
+
+    def _plain_model(self) -> None:
+        """A directory or GGUF file: nobody but its earlier stamp knows what it should be; its files are hashed once."""
+        rows = self._plain_rows()
+        known = _snapshot.trusted_files(self.folder, self.stamp_dir)
+        new = []
+        for row in rows:
+            info = os.stat(os.path.join(self.folder, row["path"]))
+            row.update(blob=known.get((info.st_ino, info.st_size, info.st_mtime_ns), ""), algo="sha256")
+            if not row["blob"] or self.params["verify"] == "full":
+                new.append(row)
+        if self.module.check_mode:
+            if new:
+                self.result["changed"] = any(not row["blob"] for row in new)
+                self.result["actions"].append(f"would hash {len(new)} files of {self.repo}")
+            known_rows = [row for row in rows if row["blob"]]
+            if len(known_rows) == len(rows):
+                self._report(self.key, rows)
+            return
+        for row, digest in zip(new, self._hash([(os.path.join(self.folder, row["path"]), "sha256") for row in new]), strict=True):
+            if not digest or (row["blob"] and row["blob"] != digest):
+                found = f"{row['path']} of {self.repo} " + ("changed although its time did not" if digest else "cannot be read")
+                raise self.problem("model-damaged", found, "the content that was verified before", "copy this file here again")
+            row["blob"] = digest
+        if new:
+            self.result["actions"].append(f"verified {len(new)} files of {_transfer.human(sum(row['size'] for row in new))} by hash")
+        _snapshot.write_stamp(self.folder, self.key, rows, self.stamp_dir, patterns=self._patterns())
+        self._report(self.key, rows, verified=True)
+
+    def _adopt(self, missing: list[dict[str, t.Any]]) -> list[dict[str, t.Any]]:
+        """Take what plain folders have; the rows that are still missing."""
+        found = []
+        for row in missing:
+            for folder in self.params["adopt"]:
+                path = os.path.join(_snapshot.resolve_cache_dir(folder, self.login), row["path"])
+                with contextlib.suppress(OSError):
+                    if os.stat(path).st_size == row["size"]:
+                        found.append((row, os.path.realpath(path)))
+                        break
+        digests = self._hash([(path, row["algo"]) for row, path in found])
+        blobs = os.path.join(self.folder, "blobs")
+        taken = set()
+        for (row, path), digest in zip(found, digests, strict=True):
+            if digest != row["blob"]:
+                continue
+            _transfer.make_dirs(blobs, self.login.uid, self.login.gid)
+            target = os.path.join(blobs, row["blob"])
+            temp = f"{target}.{os.getpid()}.adopt"
+            try:
+                os.link(path, temp)
+            except OSError:
+                shutil.copyfile(path, temp)
+                _transfer.own(temp, self.login.uid, self.login.gid, 0o644)
+            os.replace(temp, target)
+            taken.add(row["blob"])
+        if taken:
+            self.result["changed"] = True
+            self.result["actions"].append(f"adopted {len(taken)} files from {', '.join(self.params['adopt'])}")
+        left = [row for row in missing if row["blob"] not in taken]
+        self.result["missing"] = {"files": len(left), "bytes": sum(row["size"] for row in _snapshot.unique_blobs(left))}
+        return left
+
+    # -- a repository
 
     def _read_token(self) -> None:
         path = self.params["token_file"]
@@ -392,7 +520,13 @@ class HfSnapshot:
             remedy = "copy the model there, or run without offline"
             raise self.problem("model-incomplete", f"{self.repo}: {why}", "a complete snapshot on disk, because offline is set", remedy)
         rows, dangling = _snapshot.list_snapshot(state["path"])
-        missing = dangling + _snapshot.missing_shards([row["path"] for row in rows] + dangling)
+        paths = [row["path"] for row in rows]
+        missing = dangling + _snapshot.missing_shards(paths + dangling)
+        missing += [
+            path
+            for path in _snapshot.missing_of_index(state["path"], paths + dangling)
+            if path not in missing and _download.wanted(path, self.params["allow_patterns"], self.params["ignore_patterns"])
+        ]
         if missing:
             remedy = "complete it, or run without offline"
             found = f"{self.repo}: {len(missing)} files are missing, first {missing[0]}"
@@ -406,7 +540,9 @@ class HfSnapshot:
 
     def _hash(self, jobs: list[tuple[str, str]]) -> list[str]:
         begin = time.monotonic()
-        digests = _transfer.hash_many(jobs, self.processes, timeout=self.params["timeout"], node=self.params["node"], stage=STAGE)
+        digests = _transfer.hash_many(
+            jobs, self.processes, timeout=self.params["timeout"], node=self.params["node"], stage=STAGE, progress=self.progress
+        )
         timings = self.result["timings"]
         timings["verify"] = round(timings["verify"] + time.monotonic() - begin, 3)
         return digests
@@ -500,6 +636,7 @@ class Downloader:
         self.deadline = time.monotonic() + self.params["timeout"]
         self.blobs = os.path.join(parent.folder, "blobs")
         self.xet_dir = os.path.join(parent.cache, "xet")
+        self.base = self.total = 0
 
     def _docker(self, *argv: str, timeout: int = 60) -> tuple[int, str, str]:
         return self.parent.module.run_command(["timeout", "-k", "5", str(timeout), "docker", *argv])
@@ -516,6 +653,8 @@ class Downloader:
             _transfer.make_dirs(path, self.parent.login.uid, self.parent.login.gid)
         _snapshot.repair_access(self.parent.cache, self.parent.repo, self.parent.owner)
         before = self._incomplete()
+        self.base = tree_bytes([self.blobs, self.xet_dir])
+        self.total = sum(row["size"] for row in _snapshot.unique_blobs(missing))
         xet = True
         for attempt in range(self.params["retries"] + 1):
             error = self._attempt(missing, xet)
@@ -628,9 +767,13 @@ class Downloader:
     def _watch(self, argv: list[str], env: dict[str, str] | None = None) -> _transfer.Watched:
         paths = [self.blobs, self.xet_dir]
         left = max(1.0, self.deadline - time.monotonic())
-        return _transfer.watch(
-            argv, timeout=left, stall=self.params["stall_timeout"], progress=lambda child: tree_bytes(paths), interval=0.5, env=env
-        )
+
+        def growth(child: _transfer.Child) -> int:
+            size = tree_bytes(paths)
+            self.parent.progress("downloads", max(0, size - self.base), self.total)
+            return size
+
+        return _transfer.watch(argv, timeout=left, stall=self.params["stall_timeout"], progress=growth, interval=0.5, env=env)
 
     def _run_container(self, job: str, name: str, key: str, xet: bool) -> tuple[str, str]:
         place = {"name": name, "key": key, "job": job, "hub": os.path.realpath(os.path.join(self.parent.cache, "hub")), "xet": self.xet_dir}
@@ -686,9 +829,11 @@ def argument_spec() -> dict[str, t.Any]:
         "processes": {"type": "int", "default": 0},
         "workers": {"type": "int", "default": 8},
         "timeout": {"type": "int", "default": 14400},
+        "adopt": {"type": "list", "elements": "str", "default": []},
         "stall_timeout": {"type": "int", "default": 300},
         "retries": {"type": "int", "default": 3},
         "min_free_bytes": {"type": "int", "default": 1073741824},
+        "progress": {"type": "str", "default": ""},
     }
 
 
@@ -709,6 +854,7 @@ def new_result(params: dict[str, t.Any], cache: str) -> dict[str, t.Any]:
         "snapshot": snapshot,
         "manifest": [],
         "manifest_digest": "",
+        "revisions": [],
         "missing": {"files": 0, "bytes": 0},
         "actions": [],
         "timings": {"metadata": 0.0, "download": 0.0, "verify": 0.0},

@@ -60,6 +60,13 @@ options:
     description: With V(ray), an image without Ray is refused.
     type: str
     default: ray
+  scope:
+    description:
+      - V(full) imports vLLM and asks it for the model and the arguments.
+      - V(versions) only reads the versions of the packages and of NCCL and, with O(model), whether its files can be read; about a second.
+    type: str
+    choices: [full, versions]
+    default: full
   timeout:
     description: Seconds after which the probe is ended.
     type: int
@@ -223,8 +230,9 @@ class ImageProbe:
         self.result["probe"] = kept if kept is not None else probe
         if kept is None:
             self.ask(probe)
-        for text in _probe.warnings(self.result["probe"], self.node):
-            self.module.warn(text)
+        if self.params["scope"] == "full":  # one node says it for all: they have the same image
+            for text in _probe.warnings(self.result["probe"], self.node):
+                self.module.warn(text)
         found = _probe.problem_of(self.result["probe"], self.params["executor"], self.node, self.there)
         if found:
             raise found
@@ -288,6 +296,7 @@ class ImageProbe:
             "volumes": self.params["volumes"],
             "env": self.params["env"],
             "executor": self.params["executor"],
+            "scope": self.params["scope"],
         }
         return os.path.join(STATE_DIR, "probes", _probe.key(values, _probe.program_source()) + ".json")
 
@@ -318,7 +327,13 @@ class ImageProbe:
     def ask(self, probe: dict[str, t.Any]) -> None:
         """Run the program in the image. Whatever happens, no container of ours is left."""
         timeout = self.params["timeout"]
-        request = {"model": self.model, "arguments": self.arguments(), "env": self.params["env"], "timeout": timeout}
+        request = {
+            "model": self.model,
+            "arguments": self.arguments(),
+            "env": self.params["env"],
+            "timeout": timeout,
+            "scope": self.params["scope"],
+        }
         name = f"spark-probe-{os.getpid()}"
         lock = os.path.join(RUN_DIR, "probe.lock")
         with _transfer.exclusive(lock, timeout + 30, node=self.node, stage=_probe.STAGE, what="the image"):
@@ -354,6 +369,7 @@ def argument_spec() -> dict[str, t.Any]:
         "volumes": {"type": "list", "elements": "str", "default": []},
         "env": {"type": "dict", "default": {}},
         "executor": {"type": "str", "default": "ray"},
+        "scope": {"type": "str", "choices": ["full", "versions"], "default": "full"},
         "timeout": {"type": "int", "default": 300},
         "force": {"type": "bool", "default": False},
         "probes": {"type": "dict"},

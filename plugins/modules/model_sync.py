@@ -8,7 +8,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: model_sync
-short_description: Pull a verified model snapshot from the head
+short_description: Pull a verified model from the head
 version_added: 0.1.0
 author: dgxspark.serving contributors (!UNKNOWN)
 description:
@@ -19,6 +19,11 @@ description:
   - A file gets its final name only when it is whole and proven; the snapshot appears as a whole; the branch is switched last. What a
     broken run
     left is continued.
+  - With O(peers) several workers stand in a chain. Each takes a file from the worker before it while that one still receives it, and from the
+    head when that worker fails. So the head sends about one copy, whatever the number of workers.
+  - When the head's server is not reached at all, several C(rsync) streams over SSH are tried, where the login user of this node may log
+    in on the
+    head without a password.
   - When nothing is missing and no file changed since it was verified, nothing is opened or hashed and no server is needed.
 extends_documentation_fragment:
   - dgxspark.serving.attributes
@@ -35,11 +40,11 @@ attributes:
     details: Nothing is written when the snapshot is whole and verified.
 options:
   repo_id:
-    description: The model, C(organisation/name).
+    description: The model, C(organisation/name), or the absolute path of a directory or of a GGUF file.
     type: str
     required: true
   revision:
-    description: The commit; RV(dgxspark.serving.hf_snapshot#module:snapshot.revision) of the head.
+    description: The commit; RV(dgxspark.serving.hf_snapshot#module:snapshot.revision) of the head. For a path the first 40 digits of the digest.
     type: str
     required: true
   ref:
@@ -73,8 +78,14 @@ options:
         description: Capability of this play.
         type: str
         required: true
+      path:
+        description: Directory of the model's files on the head, for C(rsync).
+        type: str
       url:
         description: Not used here; accepted so that the whole result can be passed on.
+        type: str
+      unit:
+        description: Not used here.
         type: str
       bytes:
         description: Not used here.
@@ -85,10 +96,74 @@ options:
       manifest_digest:
         description: Not used here.
         type: str
+  peers:
+    description:
+      - Servers of other workers that stand before this one in the chain, the nearest first, each like O(server); started with
+        RV(dgxspark.serving.sync_server#module:server) on those workers.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      address:
+        description: Fabric address of the worker.
+        type: str
+        required: true
+      port:
+        description: Its port.
+        type: int
+        required: true
+      token:
+        description: Capability of this play.
+        type: str
+        required: true
+      path:
+        description: Not used here; accepted so that the whole result can be passed on.
+        type: str
+      url:
+        description: Not used here.
+        type: str
+      unit:
+        description: Not used here.
+        type: str
+      bytes:
+        description: Not used here.
+        type: int
+      source:
+        description: Not used here.
+        type: str
+      manifest_digest:
+        description: Not used here.
+        type: str
+  transport:
+    description:
+      - V(http) pulls from the server, V(rsync) uses C(rsync) over SSH as the login user, V(auto) takes the first and falls back to the second
+        when the server is not reached at all.
+    type: str
+    choices: [auto, http, rsync]
+    default: auto
+  ssh_user:
+    description: User on the head for V(rsync). Empty means the name of the login user of this node.
+    type: str
+    default: ""
   processes:
-    description: Files that are pulled at the same time. V(0) means as many as there are cores, at most 8.
+    description: Files that are pulled at the same time. V(0) means as many as there are cores, at least 4 and at most 8.
     type: int
     default: 0
+  prune:
+    description:
+      - Remove what the head does not have of this model, revisions that are not in O(keep), files that are not in O(manifest) and what only
+        these need. Otherwise they are left alone.
+    type: bool
+    default: false
+  keep:
+    description: Commits that O(prune) leaves alone; RV(dgxspark.serving.hf_snapshot#module:revisions) of the head.
+    type: list
+    elements: str
+    default: []
+  progress:
+    description: Name under which the progress is written to C(/run/dgxspark-serving). Set by the action plugin.
+    type: str
+    default: ""
   verify:
     description: V(stamp) hashes only files that were not verified before; V(full) hashes everything.
     type: str
@@ -157,9 +232,14 @@ rate:
   returned: always
   type: int
 method:
-  description: V(http) or V(none).
+  description: V(http), V(rsync) or V(none).
   returned: always
   type: str
+pruned:
+  description: What O(prune) removed or would remove.
+  returned: always
+  type: list
+  elements: str
 actions:
   description: What was or would be done.
   returned: always
@@ -180,11 +260,16 @@ import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.dgxspark.serving.plugins.module_utils import _snapshot, _transfer
+from ansible_collections.dgxspark.serving.plugins.module_utils import _rsync, _snapshot, _transfer
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 
 STAGE = "model_sync"
 RUN_DIR = "/run/dgxspark-serving"
+
+
+def source_of(server: t.Mapping[str, t.Any]) -> _transfer.Source:
+    """What the puller needs of a server."""
+    return _transfer.Source(str(server["address"]), int(server["port"]), str(server["token"]))
 
 
 class ModelSync:
@@ -201,10 +286,21 @@ class ModelSync:
         self.owner = _snapshot.Owner(self.login.uid, self.login.gid)
         self.cache = _snapshot.resolve_cache_dir(self.params["cache_dir"], self.login)
         self.repo: str = self.params["repo_id"]
-        self.commit: str = self.params["revision"]
-        self.folder = _snapshot.repo_dir(self.cache, self.repo)
+        self.plain = _snapshot.is_plain(self.repo)
+        # for a plain model the key stands for the commit in every path
+        self.folder, self.commit = _snapshot.place_of(self.cache, self.repo, self.params["revision"], self.login)
+        self.staging = _snapshot.staging_dir(self.cache, self.repo)
+        self.blobs = os.path.join(self.staging, _snapshot.WHOLE) if self.plain else os.path.join(self.folder, "blobs")
         self.processes: int = self.params["processes"] or _transfer.default_processes()
         self.rows: list[dict[str, t.Any]] = []
+        name = self.params["progress"]
+        self.progress = _transfer.Progress(os.path.join(run_dir, f"progress-{name}") if name else "", also=self._ping)
+
+    def _ping(self) -> None:
+        """While this node hashes or waits, the servers must not take it for gone."""
+        for server in [self.params["server"], *self.params["peers"]]:
+            if server:
+                _transfer.ping(source_of(server))
 
     def problem(self, ident: str, found: str, expected: str, remedy: str) -> Problem:
         """A Problem of this module."""
@@ -220,22 +316,31 @@ class ModelSync:
         if self._stamped():
             self.result["snapshot"]["verified"] = True
             return
-        guard: t.Any = contextlib.nullcontext()
-        if not self.module.check_mode:
-            lock = os.path.join(self.run_dir, f"model-{hashlib.sha256(self.folder.encode()).hexdigest()[:12]}.lock")
-            guard = _transfer.exclusive(lock, self.params["timeout"], node=self.node, stage=STAGE, what=self.repo)
-        with guard:
-            missing = self._sort_out()
-            if self.module.check_mode:
-                self._predict(missing)
-                return
-            if missing:
-                self._pull(missing)
-            self._publish()
+        if self.module.check_mode:
+            self._predict(self._sort_out())
+            return
+        lock = os.path.join(self.run_dir, f"model-{hashlib.sha256(self.folder.encode()).hexdigest()[:12]}.lock")
+        wait = self.params["timeout"]
+        guard = _transfer.exclusive(
+            lock, wait, node=self.node, stage=STAGE, what=self.repo, tick=lambda: self.progress("waits for another run")
+        )
+        try:
+            with guard:
+                # while we waited another run may have brought it
+                if self._stamped():
+                    self.result["snapshot"]["verified"] = True
+                    return
+                missing = self._sort_out()
+                if missing:
+                    self._pull(missing)
+                self._publish()
+        finally:
+            self.progress.close()
 
     def _check_input(self) -> None:
-        if not re.fullmatch(r"[0-9a-f]{40}", self.commit):
-            found = f"revision '{self.commit}'"
+        revision = self.params["revision"]
+        if not re.fullmatch(r"[0-9a-f]{40}", revision):
+            found = f"revision '{revision}'"
             raise self.problem("sync-input", found, "a commit (40 hex digits)", "pass snapshot.revision of hf_snapshot, not a branch")
         for row in self.params["manifest"]:
             with contextlib.suppress(KeyError, TypeError, ValueError):
@@ -243,25 +348,25 @@ class ModelSync:
         wrong = _snapshot.check_manifest(self.rows)
         if not wrong and len(self.rows) != len(self.params["manifest"]):
             wrong = "a row lacks path, size, blob or algo"
-        if wrong or not _snapshot.safe_path(self.repo):
+        if wrong or not (self.plain or _snapshot.safe_path(self.repo)):
             raise self.problem(
                 "sync-input", f"the manifest of '{self.repo}': {wrong or 'bad name'}", "the manifest of hf_snapshot", "pass it unchanged"
             )
         total = sum(row["size"] for row in self.rows)
         self.result.update(files=len(self.rows), bytes=total, manifest_digest=_snapshot.manifest_digest(self.rows))
-        self.result["snapshot"].update(path=os.path.join(self.folder, "snapshots", self.commit), files=len(self.rows), bytes=total)
+        self.result["snapshot"].update(path=_snapshot.model_path(self.folder, self.commit), files=len(self.rows), bytes=total)
 
     def _stamped(self) -> bool:
         """Whole, verified and untouched: nothing to do."""
-        if self.params["verify"] == "full":
+        if self.params["verify"] == "full" or self.params["prune"]:
             return False
         stamp = _snapshot.read_stamp(_snapshot.stamp_path(self.folder, self.commit, self.stamp_dir))
         if not stamp or stamp.get("manifest_digest") != self.result["manifest_digest"]:
             return False
-        if _snapshot.stamp_mismatch(stamp, os.path.join(self.folder, "snapshots", self.commit)):
+        if _snapshot.stamp_mismatch(stamp, _snapshot.top_of(self.folder, self.commit)):
             return False
         ref = self.params["ref"]
-        return not ref or ref == self.commit or _snapshot.read_ref(self.folder, ref) == self.commit
+        return self.plain or not ref or ref == self.commit or _snapshot.read_ref(self.folder, ref) == self.commit
 
     def _sort_out(self) -> list[dict[str, t.Any]]:
         """Rows to pull (one per blob). Unknown files are hashed, wrong ones removed; in check mode unknown ones count as good."""
@@ -269,38 +374,45 @@ class ModelSync:
         found = _snapshot.look(self.folder, self.commit, self.rows, trusted)
         missing = list(found.missing)
         if found.unknown and not self.module.check_mode:
-            unique = _snapshot.unique_blobs(found.unknown)
+            # a plain model has a file for each path, a cache one for each content
+            unique = found.unknown if self.plain else _snapshot.unique_blobs(found.unknown)
             jobs = [(_snapshot.file_of(self.folder, self.commit, row), row["algo"]) for row in unique]
-            digests = _transfer.hash_many(jobs, self.processes, timeout=self.params["timeout"], node=self.node, stage=STAGE)
-            wrong = {row["blob"] for row, digest in zip(unique, digests, strict=True) if digest != row["blob"]}
+            digests = self._hash(jobs)
+            wrong = {row["path"] for row, digest in zip(unique, digests, strict=True) if digest != row["blob"]}
+            bad = {row["blob"] for row in unique if row["path"] in wrong}
             self.result["hashed"] = len(unique)
             self.result["actions"].append(f"verified {len(unique)} files by hash, {len(wrong)} were wrong")
             for row in found.unknown:
-                if row["blob"] in wrong:
+                if row["path"] in wrong or (not self.plain and row["blob"] in bad):
                     _snapshot.discard(self.folder, self.commit, row)
                     missing.append(row)
         unique_missing = _snapshot.unique_blobs(missing)
         self.result["missing"] = {"files": len(unique_missing), "bytes": sum(row["size"] for row in unique_missing)}
         return unique_missing
 
+    def _hash(self, jobs: list[tuple[str, str]]) -> list[str]:
+        return _transfer.hash_many(
+            jobs, self.processes, timeout=self.params["timeout"], node=self.node, stage=STAGE, progress=self.progress
+        )
+
     def _predict(self, missing: list[dict[str, t.Any]]) -> None:
         self._check_space(missing)
         if missing:
             size = _transfer.human(self.result["missing"]["bytes"])
-            self.result["actions"].append(f"would copy {len(missing)} files ({size}) of {self.repo} at {self.commit[:12]} from the head")
-        top = os.path.join(self.folder, "snapshots", self.commit)
+            what = f"{self.repo} at {self.params['revision'][:12]}"
+            self.result["actions"].append(f"would copy {len(missing)} files ({size}) of {what} from the head")
+        top = _snapshot.top_of(self.folder, self.commit)
         unlinked = [row for row in self.rows if not os.path.lexists(os.path.join(top, row["path"]))]
         ref = self.params["ref"]
-        moved = bool(ref) and ref != self.commit and _snapshot.read_ref(self.folder, ref) != self.commit
+        moved = not self.plain and bool(ref) and ref != self.commit and _snapshot.read_ref(self.folder, ref) != self.commit
         self.result["changed"] = bool(missing or unlinked or moved)
 
     def _check_space(self, missing: list[dict[str, t.Any]]) -> None:
-        staging = _snapshot.staging_dir(self.cache, self.repo)
-        needed = sum(max(0, row["size"] - self._part_size(staging, row)) for row in missing)
+        needed = sum(max(0, row["size"] - self._part_size(self.staging, row)) for row in missing)
         what = f"{self.repo} ({len(missing)} files)"
-        hub = os.path.join(self.cache, "hub")
+        place = self.folder if self.plain else os.path.join(self.cache, "hub")
         _transfer.check_space(
-            hub, needed, self.params["min_free_bytes"], node=self.node, stage=STAGE, problem="disk-model", what=what, factor=1.05
+            place, needed, self.params["min_free_bytes"], node=self.node, stage=STAGE, problem="disk-model", what=what, factor=1.05
         )
 
     @staticmethod
@@ -311,8 +423,7 @@ class ModelSync:
             return 0
 
     def _pull(self, missing: list[dict[str, t.Any]]) -> None:
-        server = self.params["server"]
-        if not server:
+        if not self.params["server"]:
             raise self.problem(
                 "sync-no-server",
                 f"{len(missing)} files ({_transfer.human(self.result['missing']['bytes'])}) of {self.repo} are missing, no server",
@@ -321,60 +432,116 @@ class ModelSync:
             )
         self._check_space(missing)
         uid, gid = self.owner
-        _transfer.make_dirs(os.path.join(self.cache, "hub"), uid, gid)
-        staging = _snapshot.staging_dir(self.cache, self.repo)
-        blobs = os.path.join(self.folder, "blobs")
-        for path in (staging, blobs):
+        if not self.plain:
+            _transfer.make_dirs(os.path.join(self.cache, "hub"), uid, gid)
+            # where it lies depends on the file system of hub/, which is there only now
+            self.staging = _snapshot.staging_dir(self.cache, self.repo)
+        for path in (self.staging, self.blobs):
             _transfer.make_dirs(path, uid, gid)
-        self._clean(staging, {row["blob"] for row in missing})
+        self._clean({row["blob"] for row in missing})
         for row in missing:
             # a link into the shared store whose file is gone, or a file of a wrong size, would be in the way or be written through
-            path = os.path.join(blobs, row["blob"])
+            path = os.path.join(self.blobs, row["blob"])
             if os.path.lexists(path):
                 os.unlink(path)
-        stats = _transfer.pull_blobs(
+        method, stats = self._transport(missing)
+        seconds = max(stats["seconds"], 0.001)
+        rate = int(stats["bytes_transferred"] / seconds)
+        self.result.update(changed=True, method=method, bytes_transferred=stats["bytes_transferred"], seconds=round(seconds, 3), rate=rate)
+        how = "" if method == "http" else f" with {method}"
+        self.result["actions"].append(
+            f"copied {len(missing)} files ({_transfer.human(stats['bytes_transferred'])}) from the head{how}, {_transfer.human(rate)}/s"
+        )
+
+    def _transport(self, missing: list[dict[str, t.Any]]) -> tuple[str, dict[str, t.Any]]:
+        """(method, figures) of the way that worked."""
+        choice = self.params["transport"]
+        if choice != "rsync":
+            try:
+                return "http", self._http(missing)
+            except Problem as exc:
+                if choice == "http" or exc.id != "sync-stalled" or exc.details.get("reached") or not self.params["server"].get("path"):
+                    raise
+                first = exc
+            try:
+                answer = self._rsync(missing)
+            except Problem as exc:
+                # the first way is the usual one: its failure is the one to be repaired, unless rsync got further
+                if exc.id == "sync-rsync":
+                    first.remedy += f" (rsync over SSH, tried next, does not work either: {exc.found})"
+                    raise first from exc
+                raise
+            server = self.params["server"]
+            self.module.warn(
+                f"{self.node}: {server['address']}:{server['port']} was not reached ({first.found}); copied with rsync over SSH instead"
+            )
+            return "rsync", answer
+        return "rsync", self._rsync(missing)
+
+    def _http(self, missing: list[dict[str, t.Any]]) -> dict[str, t.Any]:
+        return _transfer.pull_blobs(
             missing,
-            _transfer.Source(server["address"], server["port"], server["token"]),
-            _transfer.Target(staging, blobs, uid, gid),
+            [source_of(server) for server in [*self.params["peers"], self.params["server"]]],
+            _transfer.Target(self.staging, self.blobs, *self.owner),
             processes=self.processes,
             timeout=self.params["timeout"],
             stall=self.params["stall_timeout"],
             node=self.node,
-        )
-        seconds = max(stats["seconds"], 0.001)
-        rate = int(stats["bytes_transferred"] / seconds)
-        self.result.update(changed=True, method="http", bytes_transferred=stats["bytes_transferred"], seconds=round(seconds, 3), rate=rate)
-        self.result["actions"].append(
-            f"copied {len(missing)} files ({_transfer.human(stats['bytes_transferred'])}) from the head, {_transfer.human(rate)}/s"
+            progress=self.progress,
         )
 
-    @staticmethod
-    def _clean(staging: str, wanted: set[str]) -> None:
-        """Remove what no manifest wants any more; parts of this manifest are continued."""
-        for name in os.listdir(staging):
-            path = os.path.join(staging, name)
+    def _rsync(self, missing: list[dict[str, t.Any]]) -> dict[str, t.Any]:
+        server = self.params["server"]
+        return _rsync.pull(
+            missing,
+            _rsync.Origin(server["address"], self.params["ssh_user"] or self.login.name, server.get("path") or ""),
+            _transfer.Target(self.staging, self.blobs, *self.owner),
+            self.login,
+            streams=self.processes,
+            timeout=self.params["timeout"],
+            stall=self.params["stall_timeout"],
+            node=self.node,
+            progress=self.progress,
+        )
+
+    def _clean(self, wanted: set[str]) -> None:
+        """Remove what no manifest wants any more; parts of this manifest are continued, and what rsync has is looked at by rsync."""
+        for name in os.listdir(self.staging):
+            path = os.path.join(self.staging, name)
+            if path == self.blobs or name == _rsync.FOLDER:
+                continue
             if os.path.isdir(path):
                 shutil.rmtree(path, ignore_errors=True)
             elif name[: -len(_transfer.PART)] not in wanted:
                 os.unlink(path)
 
     def _publish(self) -> None:
-        staging = _snapshot.staging_dir(self.cache, self.repo)
-        linked = _snapshot.publish(self.folder, self.commit, self.rows, staging, self.owner)
+        if self.plain:
+            linked = _snapshot.publish_plain(self.folder, self.rows, self.blobs, self.staging, self.owner)
+        else:
+            linked = _snapshot.publish(self.folder, self.commit, self.rows, self.staging, self.owner)
+        revision = self.params["revision"][:12]
         if linked:
             self.result["changed"] = True
-            self.result["actions"].append(f"linked {len(linked)} files in the snapshot {self.commit[:12]}")
-        if self.params["ref"] and _snapshot.write_ref(self.folder, self.params["ref"], self.commit, self.owner):
+            self.result["actions"].append(f"linked {len(linked)} files in the snapshot {revision}")
+        if not self.plain and self.params["ref"] and _snapshot.write_ref(self.folder, self.params["ref"], self.commit, self.owner):
             self.result["changed"] = True
-            self.result["actions"].append(f"{self.params['ref']} now is {self.commit[:12]}")
-        repaired = _snapshot.repair_access(self.cache, self.repo, self.owner)
-        if repaired:
-            self.result["actions"].append(f"repaired owner or mode of {len(repaired)} paths of the cache (user {self.login.name})")
+            self.result["actions"].append(f"{self.params['ref']} now is {revision}")
+        if not self.plain:
+            repaired = _snapshot.repair_access(self.cache, self.repo, self.owner)
+            if repaired:
+                self.result["actions"].append(f"repaired owner or mode of {len(repaired)} paths of the cache (user {self.login.name})")
+        if self.params["prune"]:
+            pruned = _snapshot.prune(self.folder, self.commit, self.rows, self.params["keep"])
+            self.result["pruned"] = pruned
+            if pruned:
+                self.result["changed"] = True
+                self.result["actions"].append(f"removed {len(pruned)} files or revisions that the head does not have")
         _snapshot.write_stamp(self.folder, self.commit, self.rows, self.stamp_dir, patterns=None)
         self.result["snapshot"]["verified"] = True
-        shutil.rmtree(staging, ignore_errors=True)
+        shutil.rmtree(self.staging, ignore_errors=True)
         with contextlib.suppress(OSError):
-            os.rmdir(os.path.dirname(staging))
+            os.rmdir(os.path.dirname(self.staging))
 
 
 def argument_spec() -> dict[str, t.Any]:
@@ -383,7 +550,9 @@ def argument_spec() -> dict[str, t.Any]:
         "address": {"type": "str", "required": True},
         "port": {"type": "int", "required": True},
         "token": {"type": "str", "required": True, "no_log": True},
+        "path": {"type": "str"},
         "url": {"type": "str"},
+        "unit": {"type": "str"},
         "bytes": {"type": "int"},
         "source": {"type": "str"},
         "manifest_digest": {"type": "str"},
@@ -396,6 +565,12 @@ def argument_spec() -> dict[str, t.Any]:
         "cache_dir": {"type": "str", "default": "~/.cache/huggingface"},
         "manifest": {"type": "list", "elements": "dict", "required": True},
         "server": {"type": "dict", "options": server},
+        "peers": {"type": "list", "elements": "dict", "default": [], "options": server},
+        "transport": {"type": "str", "choices": ["auto", "http", "rsync"], "default": "auto"},
+        "ssh_user": {"type": "str", "default": ""},
+        "prune": {"type": "bool", "default": False},
+        "keep": {"type": "list", "elements": "str", "default": []},
+        "progress": {"type": "str", "default": ""},
         "processes": {"type": "int", "default": 0},
         "verify": {"type": "str", "choices": ["stamp", "full"], "default": "stamp"},
         "timeout": {"type": "int", "default": 7200},
@@ -419,6 +594,7 @@ def new_result(params: dict[str, t.Any], cache: str) -> dict[str, t.Any]:
         "seconds": 0.0,
         "rate": 0,
         "method": "none",
+        "pruned": [],
         "actions": [],
     }
 

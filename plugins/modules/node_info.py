@@ -52,6 +52,10 @@ options:
         description: Branch, tag or commit.
         type: str
         default: main
+      exclude:
+        description: Patterns of files that are left out. A snapshot that was verified with others does not count as verified.
+        type: list
+        elements: str
   paths:
     description:
       - Paths whose file system to measure. For one that does not exist yet, its nearest existing parent is measured.
@@ -357,6 +361,7 @@ def main() -> None:
                     "cache_dir": {"type": "str", "required": True},
                     "repo_id": {"type": "str", "required": True},
                     "revision": {"type": "str", "default": "main"},
+                    "exclude": {"type": "list", "elements": "str"},
                 },
             },
             "paths": {"type": "list", "elements": "str", "default": []},
@@ -382,7 +387,8 @@ def main() -> None:
     node["boot"] = state_of(read_file, os.path.islink, node["unit_states"].pop(UNIT_NAME, "unknown"))
     model = params["model"]
     if model:
-        node["snapshot"] = local_state(model["cache_dir"], model["repo_id"], model["revision"])
+        patterns = None if model["exclude"] is None else {"allow": [], "ignore": sorted(model["exclude"])}
+        node["snapshot"] = local_state(model["cache_dir"], model["repo_id"], model["revision"], patterns=patterns)
         if node["snapshot"] and node["snapshot"]["path"]:
             node["snapshot"]["config"] = model_config(node["snapshot"]["path"])
     node["time"] = time.time()

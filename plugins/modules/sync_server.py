@@ -12,11 +12,11 @@ short_description: Serve a model or an image read-only to the workers, for the l
 version_added: 0.1.0
 author: dgxspark.serving contributors (!UNKNOWN)
 description:
-  - Runs on the head as root. Starts a small read-only HTTP server (GET and HEAD only) as a transient systemd unit that is bound to one
-    address, knows
-    only the files of one verified snapshot or of one image, wants a random token in the path, refuses addresses that are not peers, and
-    ends by itself.
-  - Nothing is installed and nothing stays after O(state=absent) or after O(lifetime).
+  - Runs as root on the head, and on workers that pass on what they receive (O(manifest)). Starts a small read-only HTTP server (GET and HEAD
+    only) as a transient systemd unit that is bound to one address, knows only the files of one verified model or of one image, wants a random
+    token in the path, refuses addresses that are not peers, and ends by itself.
+  - Nothing is installed and nothing stays after O(state=absent), after O(lifetime), or O(idle) seconds after the last request. So a play
+    that was killed leaves nothing for long. What an earlier one left behind is removed at the next start.
   - An image is served as an OCI registry view of its blobs. Where Docker keeps them in containerd's content store they are served as they
     lie; otherwise
     they are staged once per image with C(docker save).
@@ -32,12 +32,18 @@ attributes:
     details: Whether the server runs before and after.
   idempotent:
     support: full
-    details: A running server of the same content, address and peers is kept.
+    details: A running server of the same content, address and peers is kept, unless O(unique) is set.
 options:
   name:
     description: Names the unit C(dgxspark-sync-NAME).
     type: str
     required: true
+  unique:
+    description:
+      - Start a server of this run's own, named O(name) and a random suffix. RV(name) is what O(state=absent) takes. Two plays at once then do
+        not end each other's server.
+    type: bool
+    default: false
   state:
     description: Whether the server shall run.
     type: str
@@ -64,10 +70,21 @@ options:
     description: Seconds after which the server ends by itself.
     type: int
     default: 14400
+  idle:
+    description: Seconds without any connection after which the server ends by itself. V(0) means never.
+    type: int
+    default: 900
   repo_id:
-    description: The model, for O(what=model).
+    description: The model, for O(what=model); C(organisation/name), or the path of a directory or GGUF file.
     type: str
     default: ""
+  manifest:
+    description:
+      - The model is still to arrive on this node (a worker that M(dgxspark.serving.model_sync) fills). What of these files is there is served
+        at once, the rest as it comes. Rows of C(path), C(size), C(blob), C(algo) as RV(dgxspark.serving.hf_snapshot#module:manifest) has them.
+    type: list
+    elements: dict
+    default: []
   revision:
     description: Its branch, tag or commit; must be verified on this node (M(dgxspark.serving.hf_snapshot)).
     type: str
@@ -84,6 +101,18 @@ options:
     description: Fingerprint that the image must have, when given.
     type: str
     default: ""
+  transport:
+    description:
+      - For O(what=image). V(relay) offers layers, V(archive) only C(docker save), so that nothing has to be staged.
+      - V(auto) offers layers where that is possible.
+    type: str
+    choices: [auto, relay, archive]
+    default: auto
+  staging:
+    description: For O(state=absent), whether a staged copy of an image is kept for the next run or removed with the server.
+    type: str
+    choices: [kept, absent]
+    default: kept
   timeout:
     description: Seconds for staging an image.
     type: int
@@ -126,6 +155,12 @@ server:
     token:
       description: Capability of this play.
       type: str
+    path:
+      description: Directory of the model's files on this node.
+      type: str
+    unit:
+      description: The systemd unit.
+      type: str
     url:
       description: Base URL without the token.
       type: str
@@ -136,14 +171,27 @@ server:
       description: Size of all that is served.
       type: int
     source:
-      description: V(cache), V(containerd) or V(staged).
+      description: V(cache), V(arriving), V(containerd), V(staged) or V(archive).
       type: str
+    archive:
+      description: Whether C(docker save) is offered too.
+      returned: for O(what=image)
+      type: bool
+    layers:
+      description: Layers of the image with C(diff_id) and C(bytes), what crosses for each.
+      returned: for O(what=image)
+      type: list
+      elements: dict
 bytes_sent:
   description: Bytes the server sent, for O(state=absent).
   returned: when a server was stopped
   type: int
 unit:
   description: The systemd unit.
+  returned: always
+  type: str
+name:
+  description: Name of this server, with its suffix for O(unique=true).
   returned: always
   type: str
 actions:
@@ -179,6 +227,8 @@ STAGE = "sync_server"
 RUN_DIR = "/run/dgxspark-serving"
 IMAGE_DIR = "/var/lib/dgxspark-serving/images"
 START_SECONDS = 15
+# Workers that wait or hash ask every 30 s, those that copy all the time.
+ABANDONED_SECONDS = 90.0
 
 
 def unit_argv(unit: str, lifetime: int, python: str, program: str, config: str, run_dir: str) -> list[str]:
@@ -199,6 +249,9 @@ def unit_argv(unit: str, lifetime: int, python: str, program: str, config: str, 
         "TimeoutStopSec": "10",
         "LimitNOFILE": "4096",
     }
+    if run_dir.startswith("/run/"):
+        # removed by systemd whatever ends the unit: the token must not lie around
+        properties.update(RuntimeDirectory=run_dir.removeprefix("/run/"), RuntimeDirectoryMode="0700")
     argv = ["systemd-run", "--quiet", "--no-ask-password", "--collect", f"--unit={unit}", "--service-type=exec"]
     argv += [f"--description=dgxspark.serving: read-only {unit}"]
     argv += [f"--property={key}={value}" for key, value in properties.items()]
@@ -207,7 +260,15 @@ def unit_argv(unit: str, lifetime: int, python: str, program: str, config: str, 
 
 def content_key(config: t.Mapping[str, t.Any], port: int) -> str:
     """What makes a running server the wanted one (not its token)."""
-    wanted = [config["what"], config["bind"], sorted(config["peers"]), config["manifest_digest"], port, config["blobs"]]
+    wanted = [
+        config["what"],
+        config["bind"],
+        sorted(config["peers"]),
+        config["manifest_digest"],
+        port,
+        config["blobs"],
+        config.get("archive"),
+    ]
     return hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()
 
 
@@ -228,7 +289,7 @@ class SyncServer:
         self.node: str = self.params["node"]
         self.unit: str = result["unit"]
         self.run_dir = run_dir
-        self.directory = os.path.join(run_dir, f"sync-{self.params['name']}")
+        self.directory = os.path.join(run_dir, f"sync-{result['name']}")
         self.image_dir = image_dir
         self.stamp_dir = stamp_dir
         self.source = ""
@@ -248,9 +309,9 @@ class SyncServer:
         """Whether the unit runs."""
         return self.command(["systemctl", "is-active", "--quiet", f"{self.unit}.service"])[0] == 0
 
-    def _read(self, name: str) -> dict[str, t.Any]:
+    def _read(self, name: str, directory: str = "") -> dict[str, t.Any]:
         try:
-            with open(os.path.join(self.directory, name), encoding="utf-8") as handle:
+            with open(os.path.join(directory or self.directory, name), encoding="utf-8") as handle:
                 data = json.load(handle)
         except (OSError, ValueError):
             return {}
@@ -260,7 +321,8 @@ class SyncServer:
         """Stop the server and remove what it left."""
         running = self.active()
         left = os.path.isdir(self.directory)
-        self.result["changed"] = running or left
+        staged = self.params["staging"] == "absent" and os.path.isdir(self.image_dir)
+        self.result["changed"] = running or left or staged
         self.result["diff"] = {"before": {"running": running}, "after": {"running": False}}
         if not self.result["changed"]:
             return
@@ -268,17 +330,40 @@ class SyncServer:
         if self.module.check_mode:
             return
         if running:
-            self.result["bytes_sent"] = self._stats()
-        self._stop()
+            self.result["bytes_sent"] = int(self._ask(self.directory).get("bytes_sent", 0))
+        if running or left:
+            self._stop()
+        if staged:
+            shutil.rmtree(self.image_dir, ignore_errors=True)
 
-    def _stats(self) -> int:
-        config, state = self._read("config.json"), self._read("state.json")
+    def _ask(self, directory: str) -> dict[str, t.Any]:
+        """What a server says about itself; {} when it says nothing."""
+        config, state = self._read("config.json", directory), self._read("state.json", directory)
         try:
             conn = http.client.HTTPConnection(config["bind"], int(state["port"]), timeout=5, source_address=(config["bind"], 0))
             conn.request("GET", f"/{config['token']}/stats")
-            return int(json.loads(conn.getresponse().read())["bytes_sent"])
-        except (OSError, KeyError, ValueError, http.client.HTTPException):
-            return 0
+            return dict(json.loads(conn.getresponse().read()))
+        except (OSError, KeyError, ValueError, TypeError, http.client.HTTPException):
+            return {}
+
+    def _clean_abandoned(self) -> None:
+        """End servers of this name that a killed play left: nobody has asked them for long, although workers that wait or hash do so
+        every half minute. The server of another play at work stays.
+        """
+        form = re.compile(rf"sync-{re.escape(self.params['name'])}-[0-9a-f]{{8}}")
+        try:
+            names = sorted(os.listdir(self.run_dir))
+        except OSError:
+            return
+        for left in filter(form.fullmatch, names):
+            directory, unit = os.path.join(self.run_dir, left), f"dgxspark-{left}.service"
+            running = self.command(["systemctl", "is-active", "--quiet", unit])[0] == 0
+            if running and float(self._ask(directory).get("quiet", ABANDONED_SECONDS)) < ABANDONED_SECONDS:
+                continue
+            if running:
+                self.command(["systemctl", "stop", unit])
+            self.result["actions"].append(f"removed {unit}, which an ended run had left")
+            shutil.rmtree(directory, ignore_errors=True)
 
     def _stop(self) -> None:
         rc, dummy, err = self.command(["systemctl", "stop", f"{self.unit}.service"])
@@ -319,7 +404,10 @@ class SyncServer:
         if self.module.check_mode:
             self.result["actions"].append(f"would start {self.unit}")
             return
-        self._stop()
+        if self.params["unique"]:
+            self._clean_abandoned()
+        else:
+            self._stop()
         self._start(config)
 
     def _check_input(self) -> None:
@@ -340,6 +428,7 @@ class SyncServer:
             "port": self.params["port"],
             "peers": list(self.params["peers"]),
             "lifetime": self.params["lifetime"],
+            "idle": self.params["idle"],
             "state": os.path.join(self.directory, "state.json"),
             **view,
         }
@@ -349,10 +438,13 @@ class SyncServer:
     def _model(self) -> dict[str, t.Any]:
         cache = _snapshot.resolve_cache_dir(self.params["cache_dir"])
         repo, revision = self.params["repo_id"], self.params["revision"]
-        folder = _snapshot.repo_dir(cache, repo)
-        commit = _snapshot.resolve_revision(folder, revision)
+        folder, key = _snapshot.place_of(cache, repo, revision)
+        commit: str | None = key if _snapshot.is_plain(repo) else _snapshot.resolve_revision(folder, revision)
+        snapshot = _snapshot.top_of(folder, str(commit))
+        self.result["server"]["path"] = snapshot
+        if self.params["manifest"]:
+            return self._arriving(cache, folder, snapshot)
         stamp = _snapshot.read_stamp(_snapshot.stamp_path(folder, commit, self.stamp_dir)) if commit else None
-        snapshot = os.path.join(folder, "snapshots", str(commit))
         why = "it was never verified here" if not stamp else _snapshot.stamp_mismatch(stamp, snapshot)
         if why or not stamp:
             raise self.problem(
@@ -364,6 +456,23 @@ class SyncServer:
         self.source, self.bytes = "cache", sum(blob["size"] for blob in blobs.values())
         return self._config({"manifest_digest": stamp["manifest_digest"], "blobs": blobs})
 
+    def _arriving(self, cache: str, folder: str, snapshot: str) -> dict[str, t.Any]:
+        """Config of a worker that passes on what it receives: where model_sync puts each file, first its parts, then the whole."""
+        rows = self.params["manifest"]
+        wrong = _snapshot.check_manifest(rows)
+        if wrong:
+            raise self.problem("sync-input", f"the manifest: {wrong}", "the manifest of hf_snapshot", "pass it unchanged")
+        staging = _snapshot.staging_dir(cache, self.params["repo_id"])
+        plain = _snapshot.is_plain(self.params["repo_id"])
+        blobs: dict[str, dict[str, t.Any]] = {}
+        for row in rows:
+            place = os.path.join(snapshot, row["path"]) if plain else os.path.join(folder, "blobs", row["blob"])
+            whole = [os.path.join(staging, _snapshot.WHOLE, row["blob"])] if plain else []
+            part = os.path.join(staging, row["blob"] + _transfer.PART)
+            blobs[row["blob"]] = {"path": place, "size": int(row["size"]), "also": whole, "part": part}
+        self.source, self.bytes = "arriving", sum(int(row["size"]) for row in _snapshot.unique_blobs(rows))
+        return self._config({"manifest_digest": _snapshot.manifest_digest(rows), "blobs": blobs})
+
     def _image(self) -> dict[str, t.Any] | None:
         """Config for an image, None when it would have to be staged first (check mode)."""
         reference = self.params["image"]
@@ -373,17 +482,43 @@ class SyncServer:
         if wanted and wanted != fingerprint:
             found = f"{reference} has the fingerprint {fingerprint[:16]}"
             raise self.problem("image-changed", found, wanted[:16], "run the image stage again: the tag was moved in between")
+        view = self._view(inspect, fingerprint)
+        if view is None:
+            return None
+        self.bytes = view.pop("bytes")
+        self.result["server"].update(layers=view.pop("layers"), archive=True)
+        program = shutil.which("docker") or "docker"
+        return self._config({**view, "archive": [program, "save", str(inspect["Id"])]})
+
+    def _view(self, inspect: dict[str, t.Any], fingerprint: str) -> dict[str, t.Any] | None:
+        """What is served: the blobs in place, else staged ones, else (O(transport)) only the archive. None: would have to be staged."""
+        archive: dict[str, t.Any] = {
+            "manifest_digest": "",
+            "manifests": {},
+            "blobs": {},
+            "bytes": int(inspect.get("Size") or 0),
+            "layers": [],
+        }
+        if self.params["transport"] == "archive":
+            self.source = "archive"
+            return archive
         try:
             view = self._content(inspect)
             self.source = "containerd"
+            return view
         except _image.NotServable as exc:
             self.result["actions"].append(f"not served in place: {exc}")
-            staged = self._staged(inspect, fingerprint)
-            if staged is None:
-                return None
-            view, self.source = staged, "staged"
-        self.bytes = view.pop("bytes")
-        return self._config(view)
+        try:
+            self.source = "staged"
+            lock = os.path.join(self.run_dir, "staging.lock")
+            with _transfer.exclusive(lock, self.params["timeout"], node=self.node, stage=STAGE, what="an image"):
+                return self._staged(inspect, fingerprint)
+        except Problem as exc:
+            if self.params["transport"] == "relay" or exc.id != "disk-image":
+                raise
+            self.result["actions"].append(f"not staged: {exc.found}; the whole image is offered instead")
+            self.source = "archive"
+            return archive
 
     def _inspect(self, reference: str) -> dict[str, t.Any]:
         rc, out, err = self.command(["docker", "image", "inspect", reference])
@@ -401,11 +536,8 @@ class SyncServer:
         status, dummy2, root = out.strip().rpartition("|")
         if rc or "io.containerd.snapshotter" not in status:
             raise _image.NotServable("Docker uses its classic image store")
-        toml = ""
-        with contextlib.suppress(OSError), open("/etc/containerd/config.toml", encoding="utf-8") as handle:
-            toml = handle.read()
         why = "containerd's content store was not found"
-        for directory in _image.content_roots(root, toml):
+        for directory in _image.content_roots(root, _image.containerd_config()):
             if not os.path.isdir(directory):
                 continue
             try:
@@ -515,22 +647,31 @@ def argument_spec() -> dict[str, t.Any]:
         "port": {"type": "int", "default": 0},
         "peers": {"type": "list", "elements": "str", "default": []},
         "lifetime": {"type": "int", "default": 14400},
+        "idle": {"type": "int", "default": 900},
+        "unique": {"type": "bool", "default": False},
+        "manifest": {"type": "list", "elements": "dict", "default": []},
         "repo_id": {"type": "str", "default": ""},
         "revision": {"type": "str", "default": "main"},
         "cache_dir": {"type": "str", "default": "~/.cache/huggingface"},
         "image": {"type": "str", "default": ""},
         "fingerprint": {"type": "str", "default": ""},
+        "transport": {"type": "str", "choices": ["auto", "relay", "archive"], "default": "auto"},
+        "staging": {"type": "str", "choices": ["kept", "absent"], "default": "kept"},
         "timeout": {"type": "int", "default": 3600},
     }
 
 
 def new_result(params: dict[str, t.Any]) -> dict[str, t.Any]:
     """The result before anything happened."""
+    suffix = f"-{secrets.token_hex(4)}" if params["unique"] and params["state"] == "present" else ""
+    name = params["name"] + suffix
+    unit = f"dgxspark-sync-{name}"
     server = {"address": params["address"], "port": 0, "token": "", "url": "", "manifest_digest": "", "bytes": 0, "source": ""}
     return {
         "changed": False,
-        "server": server,
-        "unit": f"dgxspark-sync-{params['name']}",
+        "server": {**server, "path": "", "unit": unit},
+        "name": name,
+        "unit": unit,
         "actions": [],
         "diff": {"before": {}, "after": {}},
     }

@@ -68,10 +68,6 @@ class TestRefused:
         run = spark.site(spark_env={"GLOO_SOCKET_IFNAME": "^docker0"})
         spark.refused(run, "spark-1", "GLOO_SOCKET_IFNAME '^docker0' in spark_env", "plain ", "Gloo")
 
-    @pytest.mark.skipif(
-        not (spark.ROOT / "plugins" / "module_utils" / "_overrides.py").exists(),
-        reason="names in spark_env are not compared with the nodes yet",
-    )
     def test_an_override_that_only_the_head_can_follow(self) -> None:
         run = spark.site(spark_env={"GLOO_SOCKET_IFNAME": "enP7s7"})
         spark.refused(run, "spark-2", "GLOO_SOCKET_IFNAME 'enP7s7' in spark_env", "enP7s7 is no interface")

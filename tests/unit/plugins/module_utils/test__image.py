@@ -256,3 +256,140 @@ def test_a_staging_that_lost_a_blob_is_not_used(tmp_path: Path) -> None:
     Path(next(iter(view["blobs"].values()))["path"]).unlink()
     with pytest.raises(_image.NotServable):
         _image.view_of_stage(str(tmp_path))
+
+
+# --- before a copy ---
+
+
+@pytest.mark.parametrize(
+    ("layers", "present", "missing"),
+    [
+        ([("a", 10), ("b", 20)], [], 30),
+        ([("a", 10), ("b", 20)], ["a"], 20),
+        ([("a", 10), ("b", 20)], ["a", "b", "c"], 0),
+        ([("a", 10), ("a", 10)], [], 10),  # one layer twice crosses once
+        ([], [], 0),
+    ],
+)
+def test_missing_bytes(layers: list[tuple[str, int]], present: list[str], missing: int) -> None:
+    assert _image.missing_bytes([{"diff_id": name, "bytes": size} for name, size in layers], present) == missing
+
+
+@pytest.mark.parametrize(
+    ("missing", "content", "unpacked", "need"),
+    [(10, 10, 25, 35), (2, 10, 25, 7), (10, 10, 10, 20), (10, 10, 5, 20), (0, 10, 25, 0), (0, 0, 0, 0)],
+)
+def test_space_for(missing: int, content: int, unpacked: int, need: int) -> None:
+    """Packed and unpacked; never less than twice, as a layer that was not packed lies there twice too."""
+    assert _image.space_for(missing, content, unpacked) == need
+
+
+def test_layers_that_a_store_has_met(tmp_path: Path) -> None:
+    """By their digest on the wire, as the registry names them."""
+    known = tmp_path / "image" / "overlay2" / "distribution" / "diffid-by-digest" / "sha256"
+    known.mkdir(parents=True)
+    (known / "aa").write_text("sha256:1111")
+    (tmp_path / "bb").write_bytes(b"")
+    assert [_image.local_diff_id([str(tmp_path)], f"sha256:{name}") for name in ("aa", "bb")] == ["sha256:1111", ""]
+    assert [_image.has_blob([str(tmp_path)], f"sha256:{name}") for name in ("aa", "bb")] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("host", "insecure"),
+    [
+        ("127.0.0.1:5000", True),
+        ("127.4.5.6:5000", True),
+        ("localhost:5000", True),
+        ("10.1.230.2:5000", True),
+        ("10.1.230.3:5000", False),
+        ("docker.io", False),
+        ("org", False),
+    ],
+)
+def test_insecure_registry(host: str, insecure: bool) -> None:
+    config = {
+        "InsecureRegistryCIDRs": ["127.0.0.0/8", "::1/128"],
+        "IndexConfigs": {"docker.io": {"Secure": True}, "10.1.230.2:5000": {"Secure": False}},
+    }
+    assert _image.insecure_registry(json.dumps(config), host) is insecure
+    assert not _image.insecure_registry("nonsense", "127.0.0.1:5000")
+
+
+def test_pulled_bytes() -> None:
+    """As docker pull draws it on a terminal; a layer that is loaded counts as a whole from then on."""
+    layers: dict[str, tuple[int, int]] = {}
+    first = "\x1b[2A\x1b[2K\r129882589ff3: Downloading [=>    ]  1.5MB/3MB\x1b[2B\r30d22edc91e5: Downloading [>  ]  500kB/2GB\r\nb89a4dab3fc3: Waiting"
+    assert _image.pulled_bytes(first, layers) == 2_000_000
+    assert _image.pulled_bytes("129882589ff3: Download complete", layers) == 3_500_000
+    assert _image.pulled_bytes("129882589ff3: Extracting [>  ]  1MB/3MB", layers) == 3_500_000
+
+
+@pytest.mark.parametrize(
+    ("text", "again"),
+    [
+        ("filesystem layer verification failed for digest sha256:1", True),
+        (
+            'failed commit on ref "layer-sha256:b": commit failed: unexpected commit digest sha256:9, expected sha256:b: failed precondition',
+            True,
+        ),
+        ("failed to read expected number of bytes: unexpected EOF", True),
+        ("read tcp 127.0.0.1:1->127.0.0.1:2: read: connection reset by peer", True),
+        ("toomanyrequests: toomanyrequests", False),
+        ("write /x: no space left on device", False),
+        ("manifest unknown", False),
+    ],
+)
+def test_what_is_tried_again(text: str, again: bool) -> None:
+    assert _image.worth_another_try(text) is again
+
+
+def test_archive_inspect(tmp_path: Path) -> None:
+    """The same fingerprint as Docker's after the load; what cannot be told is None."""
+    config = {"architecture": "arm64", "os": "linux", "config": {"Cmd": ["x"]}, "rootfs": {"diff_ids": ["sha256:1"]}, "created": "now"}
+    listing = [{"Config": "c.json", "RepoTags": ["a:1", "b:2"], "Layers": ["l"]}]
+    path = tmp_path / "a.tar"
+    path.write_bytes(
+        save_stream([("l", b"x"), ("c.json", json.dumps(config).encode()), ("manifest.json", json.dumps(listing).encode())]).getvalue()
+    )
+    found = _image.archive_inspect(str(path))
+    assert found and (found["RepoTags"], found["Images"], found["Architecture"]) == (["a:1", "b:2"], 1, "arm64")
+    docker = {
+        "Id": "sha256:9",
+        "Architecture": "arm64",
+        "Os": "linux",
+        "RootFS": {"Layers": ["sha256:1"]},
+        "Config": {"Cmd": ["x"], "Env": None},
+    }
+    assert _image.image_fingerprint(found) == _image.image_fingerprint(docker)
+    for content in (b"", gzip.compress(path.read_bytes()), save_stream([("index.json", b"{}")]).getvalue(), path.read_bytes()[:700]):
+        (tmp_path / "b.tar").write_bytes(content)
+        assert _image.archive_inspect(str(tmp_path / "b.tar")) is None
+
+
+def test_loaded_names() -> None:
+    text = "Loading layer [=>]\nLoaded image: org/a:1\nLoaded image ID: sha256:1234\n"
+    assert _image.loaded_names(text) == ["org/a:1", "sha256:1234"]
+
+
+def test_layers_of_a_view(tmp_path: Path) -> None:
+    """What crosses for each unpacked layer, from both sources; nothing when the two lists do not fit."""
+    store = Store(tmp_path)
+    view = _image.view_of_content(str(tmp_path), store.inspect)
+    assert view["layers"] == [{"diff_id": store.inspect["RootFS"]["Layers"][0], "bytes": len(store.layer)}]
+    assert _image.layer_sizes(["a", "b"], [{"size": 1}]) == []
+
+
+ARM = {"digest": "d", "platform": {"architecture": "arm64", "os": "linux"}}
+
+
+@pytest.mark.parametrize(
+    ("document", "found"),
+    [
+        ({"layers": [], "config": {}}, {"layers": [], "config": {}}),
+        ({"manifests": [ARM]}, ARM),
+        ({"something": 1}, None),
+        ([1], None),
+    ],
+)
+def test_pick_for_platform(document: t.Any, found: t.Any) -> None:
+    assert _image.pick_for_platform(document, "arm64") == found

@@ -132,6 +132,16 @@ def test_no_parser_to_find_is_unknown(tmp_path: Path) -> None:
     assert parts["end"]["code"] == 0
 
 
+def test_versions_alone_import_nothing(tmp_path: Path) -> None:
+    """The files of the model are still looked at."""
+    where = model(tmp_path / "m")
+    site = fake_image(tmp_path / "site", {INIT: "raise SystemExit('imported')"})
+    parts = run(site, scope="versions", model=str(where), arguments=["--wrong"])
+    assert list(parts) == ["image", "files", "end"]
+    assert parts["files"]["missing"] == [] and parts["image"]["versions"]["python"]
+    assert parts["end"]["code"] == 0
+
+
 @pytest.mark.parametrize(
     ("architecture", "extra", "arguments", "known", "by"),
     [

@@ -54,7 +54,7 @@ ACCEPTED = [
 ]
 REFUSED = [
     ("model", "", "a repository such as"),
-    ("model", "/models/qwen", "a repository such as"),
+    ("model", "org/m/x", "a repository such as"),
     ("model", "a/b/c", "a repository such as"),
     ("model", "Qwen/Qwen3 8B", "a repository such as"),
     ("image", "", "an image reference"),

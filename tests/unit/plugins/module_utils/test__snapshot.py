@@ -355,3 +355,88 @@ def test_staging_is_inside_hub_when_hub_is_another_disk(cache: Cache, monkeypatc
 )
 def test_weights_are_counted_once(sizes, expected):
     assert _snapshot.weight_bytes({"path": path, "size": size} for path, size in sizes.items()) == expected
+
+
+def test_a_snapshot_appears_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it is built there is nothing under its final name."""
+    cache = Cache(tmp_path).fill()
+    top = cache.folder / "snapshots" / OTHER
+    seen: list[bool] = []
+    original = _snapshot._link
+
+    def spy(*args: t.Any) -> None:
+        seen.append(top.exists())
+        original(*args)
+
+    monkeypatch.setattr(_snapshot, "_link", spy)
+    (tmp_path / "staging").mkdir()
+    _snapshot.publish(str(cache.folder), OTHER, ROWS, str(tmp_path / "staging"), OWNER)
+    assert seen == [False] * len(ROWS) and {row["path"]: (top / row["path"]).read_bytes() for row in ROWS} == FILES
+
+
+# --- other patterns, plain models, what the head does not have ---
+
+
+def test_other_patterns_make_a_snapshot_unverified(tmp_path: Path) -> None:
+    """A changed spark_model_exclude is noticed; a worker, which knows no patterns, is not concerned."""
+    cache = Cache(tmp_path).fill()
+    one = {"allow": [], "ignore": ["*.bin"]}
+    for patterns, asked, verified in ((one, one, True), (one, {"allow": [], "ignore": []}, False), (None, one, True), (one, None, True)):
+        _snapshot.write_stamp(str(cache.folder), COMMIT, ROWS, cache.stamps, patterns=patterns)
+        state = _snapshot.local_state(str(cache.root), REPO, COMMIT, stamp_dir=cache.stamps, patterns=asked)
+        assert state and state["verified"] is verified and state["complete"] is verified, (patterns, asked)
+        assert ("other patterns" in state["reason"]) is not verified
+
+
+@pytest.mark.parametrize(
+    ("repo", "place", "path"),
+    [
+        ("/data/m", ("/data/m", "plain"), "/data/m"),
+        ("/data/m/", ("/data/m", "plain"), "/data/m"),
+        ("~/m", ("/home/x/m", "plain"), "/home/x/m"),
+        ("/data/m/q4.gguf", ("/data/m", "plain-q4.gguf"), "/data/m/q4.gguf"),
+        ("/data/Q.GGUF", ("/data", "plain-Q.GGUF"), "/data/Q.GGUF"),
+    ],
+)
+def test_place_of_a_plain_model(repo: str, place: tuple[str, str], path: str) -> None:
+    assert _snapshot.is_plain(repo) and not _snapshot.is_plain("org/m")
+    assert _snapshot.plain_place(repo, _snapshot.Login("x", 1, 1, "/home/x")) == place
+    assert _snapshot.model_path(*place) == path
+
+
+def test_files_of_a_plain_model(tmp_path: Path) -> None:
+    for name in (
+        "a.json",
+        "sub/b.json",
+        ".cache/x",
+        ".git/y",
+        ".dgxspark-sync/z",
+        "q-00001-of-00002.gguf",
+        "q-00002-of-00002.gguf",
+        "r.gguf",
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"1")
+    (tmp_path / "lost").symlink_to("nowhere")
+
+    def names(key: str) -> tuple[list[str], list[str]]:
+        rows, dangling = _snapshot.list_plain(str(tmp_path), key)
+        return [row["path"] for row in rows], dangling
+
+    assert names("plain") == (["a.json", "q-00001-of-00002.gguf", "q-00002-of-00002.gguf", "r.gguf", "sub/b.json"], ["lost"])
+    assert names("plain-q-00001-of-00002.gguf") == (["q-00001-of-00002.gguf", "q-00002-of-00002.gguf"], [])
+    assert names("plain-r.gguf") == (["r.gguf"], [])
+
+
+@pytest.mark.parametrize(
+    ("text", "missing"),
+    [
+        ('{"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}', ["two.safetensors"]),
+        ('{"weight_map": {"a": "one.safetensors"}}', []),
+        ("not json", ["model.safetensors.index.json"]),
+        ('{"other": 1}', ["model.safetensors.index.json"]),
+    ],
+)
+def test_the_index_names_what_is_missing(tmp_path: Path, text: str, missing: list[str]) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    assert _snapshot.missing_of_index(str(tmp_path), ["one.safetensors", "model.safetensors.index.json"]) == missing

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import random
 import signal
 import socket
 import socketserver
+import subprocess
 import sys
 import threading
 import time
@@ -77,6 +79,21 @@ def test_pool_is_bounded_and_leaves_no_child(timeout: float, stall: float, kind:
     assert not any(child.is_alive() for child in pool._children)
 
 
+def test_progress_is_a_small_file_for_everyone(tmp_path: Path) -> None:
+    path, called = tmp_path / "progress-x", []
+    progress = _transfer.Progress(str(path), also=lambda: called.append(1))
+    progress("copies", 7, 5)
+    assert path.stat().st_mode & 0o777 == 0o644
+    told = json.loads(path.read_text())
+    assert (told["what"], told["done"], told["total"]) == ("copies", 5, 5)
+    progress("copies", 5, 5)
+    assert called == [1]  # not at each call
+    progress.close()
+    assert list(tmp_path.iterdir()) == []
+    _transfer.Progress("/nonexistent/x")("copies", 1, 2)  # shows nothing and ends nothing
+    _transfer.Progress("")("copies", 1, 2)
+
+
 # --- hashing ---
 
 
@@ -138,9 +155,20 @@ class Lab:
             server.shutdown()
             server.server_close()
 
-    def pull(self, *, port: int = 0, token: str = TOKEN, stall: float = 5.0, timeout: float = 60.0, processes: int = 3) -> dict[str, t.Any]:
+    def pull(
+        self,
+        *,
+        port: int = 0,
+        token: str = TOKEN,
+        stall: float = 5.0,
+        timeout: float = 60.0,
+        processes: int = 3,
+        peers: list[_transfer.Source] | None = None,
+    ) -> dict[str, t.Any]:
         source = _transfer.Source("127.0.0.1", port or self.port, token)
-        return _transfer.pull_blobs(self.rows, source, self.target, processes=processes, timeout=timeout, stall=stall, node="w")
+        return _transfer.pull_blobs(
+            self.rows, [*(peers or []), source], self.target, processes=processes, timeout=timeout, stall=stall, node="w"
+        )
 
     def check(self) -> None:
         assert {path.name: path.read_bytes() for path in self.blobs.iterdir()} == self.data
@@ -212,9 +240,9 @@ def test_refusals_are_told_apart(lab: Lab, over: dict[str, t.Any], token: str, c
         change(lab.head / lab.rows[0]["blob"])
     with lab.server(**over), pytest.raises(Problem) as info:
         source = _transfer.Source(over.get("bind", "127.0.0.1"), lab.port, token)
-        puller = _transfer.Puller(source, lab.target, stall=5.0, node="w")
+        puller = _transfer.Puller([source], lab.target, stall=5.0, node="w")
         if "bind" in over:
-            puller._conn = __import__("http.client").client.HTTPConnection(
+            puller._conns[source] = __import__("http.client").client.HTTPConnection(
                 source.address, source.port, timeout=5, source_address=("127.0.0.1", 0)
             )
         puller.fetch(lab.rows[0], lambda count: None)
@@ -223,13 +251,14 @@ def test_refusals_are_told_apart(lab: Lab, over: dict[str, t.Any], token: str, c
 
 
 class Flaky(socketserver.ThreadingTCPServer):
-    """Passes connections on to the real server and cuts each after some bytes, or flips one."""
+    """Passes connections on to the real server and cuts each after some bytes, flips one, slows it down, or holds everything back."""
 
     allow_reuse_address = True
     daemon_threads = True
 
-    def __init__(self, port: int, *, cut: int = 0, flip: int = -1) -> None:
-        self.real, self.cut, self.flip, self.count = port, cut, flip, 0
+    def __init__(self, port: int, *, cut: int = 0, flip: int = -1, pause: float = 0.0, hold: int = 0) -> None:
+        self.real, self.cut, self.flip, self.pause, self.hold, self.count = port, cut, flip, pause, hold, 0
+        self.passed = 0
         super().__init__(("127.0.0.1", 0), FlakyHandler)
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
 
@@ -238,7 +267,7 @@ class FlakyHandler(socketserver.BaseRequestHandler):
     def handle(self) -> None:
         server = t.cast(Flaky, self.server)
         server.count += 1
-        with socket.create_connection(("127.0.0.1", server.real)) as far:
+        with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", server.real)) as far:
             threading.Thread(target=self.up, args=(far,), daemon=True).start()
             total = 0
             while data := bytearray(far.recv(65536)):
@@ -246,6 +275,10 @@ class FlakyHandler(socketserver.BaseRequestHandler):
                     data[server.flip - total] ^= 4
                     server.flip = -1
                 total += len(data)
+                time.sleep(server.pause)
+                server.passed += len(data)
+                while server.hold and server.passed > server.hold:
+                    time.sleep(0.05)
                 with contextlib.suppress(OSError):
                     self.request.sendall(data)
                 if server.cut and total > server.cut:
@@ -350,6 +383,243 @@ def test_full_disk(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     with lab.server(), pytest.raises(Problem) as info:
         lab.pull()
     assert info.value.id == "disk-model" and "file" in info.value.found
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small disk")
+def test_full_disk_for_real(lab: Lab, tmp_path: Path) -> None:
+    """A disk of 4 MB: nothing half-written gets a final name, and with more room the next run moves only the rest."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)], check=True)
+    try:
+        target = _transfer.Target(str(disk / "staging"), str(disk / "blobs"), os.getuid(), os.getgid())
+        lab.staging, lab.blobs, lab.target = disk / "staging", disk / "blobs", target
+        lab.staging.mkdir()
+        lab.blobs.mkdir()
+        with lab.server() as server:
+            with pytest.raises(Problem) as info:
+                lab.pull(processes=2)
+            assert (info.value.id, info.value.node) == ("disk-model", "w") and "No space left" in info.value.found
+            for path in lab.blobs.iterdir():
+                assert path.read_bytes() == lab.data[path.name]
+            there = sum(path.stat().st_size for path in [*lab.blobs.iterdir(), *lab.staging.iterdir()])
+            assert there > 2_000_000
+            subprocess.run(["mount", "-o", "remount,size=16m", str(disk)], check=True)
+            lab.rows = [row for row in lab.rows if not (lab.blobs / row["blob"]).exists()]
+            before = server.stats()["bytes_sent"]
+            lab.pull()
+            assert server.stats()["bytes_sent"] - before <= 4_500_010 - there
+        lab.check()
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+@contextlib.contextmanager
+def program(lab: Lab, port: int) -> t.Iterator[subprocess.Popen[bytes]]:
+    """The server as a process of its own, as the unit runs it."""
+    state = lab.head.parent / f"state-{port}-{time.monotonic_ns()}"
+    blobs = {row["blob"]: {"path": str(lab.head / row["blob"]), "size": row["size"]} for row in lab.rows}
+    config = {"what": "model", "bind": "127.0.0.1", "port": port, "token": TOKEN, "peers": [], "blobs": blobs, "state": str(state)}
+    file = lab.head.parent / "config.json"
+    file.write_text(json.dumps(config))
+    with subprocess.Popen([sys.executable, "-I", _sync_server.__file__, str(file)]) as process:
+        try:
+            wait_until(state.exists)
+            yield process
+        finally:
+            process.kill()
+
+
+def wait_until(condition: t.Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_server_killed_in_the_middle(tmp_path: Path, again: bool) -> None:
+    """SIGKILL of the server: when it comes back the copy goes on where it was, else it ends in time and names the node."""
+    lab = Lab(tmp_path, sizes=(40_000_000, 10))  # more than the sockets on the way hold
+    port = free_port()
+    part = lab.staging / (lab.rows[0]["blob"] + ".part")
+    outcome: list[t.Any] = []
+
+    def copy() -> None:
+        try:
+            outcome.append(lab.pull(port=slow.server_address[1], stall=15.0 if again else 1.0, processes=1))
+        except Problem as exc:
+            outcome.append(exc)
+
+    with program(lab, port) as server, Flaky(port, pause=0.01) as slow:
+        thread = threading.Thread(target=copy, daemon=True)
+        thread.start()
+        wait_until(lambda: part.exists() and part.stat().st_size > 0)
+        server.kill()
+        server.wait()
+        slow.pause = 0.0
+        assert not (lab.blobs / lab.rows[0]["blob"]).exists()
+        if again:
+            with program(lab, port):
+                thread.join(40)
+        thread.join(40)
+        slow.shutdown()
+    if again:
+        assert outcome[0]["bytes_transferred"] == sum(row["size"] for row in lab.rows)
+        lab.check()
+    else:
+        assert (outcome[0].id, outcome[0].node) == ("sync-stalled", "w")
+        assert list(lab.blobs.iterdir()) == [] and 0 < part.stat().st_size < 40_000_000
+
+
+@pytest.mark.parametrize("forever", [True, False])
+def test_link_that_carries_nothing(lab: Lab, monkeypatch: pytest.MonkeyPatch, forever: bool) -> None:
+    """The connection stays open and no byte comes, as when a cable is out: a break is survived, a long one ends the copy in time."""
+    monkeypatch.setattr(_transfer, "CONNECT_SECONDS", 0.5)
+    with lab.server(), Flaky(lab.port, hold=1_000_000) as flaky:
+        if not forever:
+            part = lab.staging / (lab.rows[0]["blob"] + ".part")
+
+            def mend() -> None:
+                wait_until(lambda: part.exists() and part.stat().st_size > 500_000)
+                time.sleep(1.0)
+                flaky.hold = 0
+
+            thread = threading.Thread(target=mend, daemon=True)
+            thread.start()
+            lab.pull(port=flaky.server_address[1], stall=20.0, processes=1)
+            thread.join(5)
+            lab.check()
+        else:
+            with pytest.raises(Problem) as info:
+                lab.pull(port=flaky.server_address[1], stall=1.0, processes=1)
+            assert (info.value.id, info.value.node) == ("sync-stalled", "w") and list(lab.blobs.iterdir()) == []
+        flaky.shutdown()
+
+
+def test_port_that_answers_nothing(lab: Lab) -> None:
+    """A firewall that drops: here a listener whose queue is full, so that no connection is ever made."""
+    with socket.socket() as deaf, contextlib.ExitStack() as stack:
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen(0)
+        for dummy in range(4):
+            sock = stack.enter_context(socket.socket())
+            sock.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                sock.connect(deaf.getsockname())
+        with pytest.raises(Problem) as info:
+            lab.pull(port=deaf.getsockname()[1], stall=1.0)
+    assert info.value.id == "sync-stalled" and info.value.details["reached"] is False and "firewall" in info.value.remedy
+
+
+def test_file_cut_short_on_the_head_during_the_copy(tmp_path: Path) -> None:
+    # more than the sockets on the way hold, so that the server still reads when the file changes
+    lab = Lab(tmp_path, sizes=(40_000_000,))
+    row = lab.rows[0]
+    part = lab.staging / (row["blob"] + ".part")
+    caught: list[Problem] = []
+
+    def copy() -> None:
+        with pytest.raises(Problem) as info:
+            lab.pull(port=slow.server_address[1], processes=1)
+        caught.append(info.value)
+
+    with lab.server(), Flaky(lab.port, pause=0.02) as slow:
+        thread = threading.Thread(target=copy, daemon=True)
+        thread.start()
+        wait_until(lambda: part.exists() and part.stat().st_size > 0)
+        os.truncate(lab.head / row["blob"], 1000)
+        slow.pause = 0.0
+        thread.join(40)
+        slow.shutdown()
+    assert caught and caught[0].id == "sync-source" and "changed on the head" in caught[0].found
+    assert list(lab.blobs.iterdir()) == []
+
+
+# --- a chain of workers ---
+
+
+class Peer:
+    """A worker in front of us: what it has of each file, and its server."""
+
+    def __init__(self, lab: Lab, root: Path) -> None:
+        self.lab, self.staging, self.blobs = lab, root / "staging", root / "blobs"
+        self.staging.mkdir(parents=True)
+        self.blobs.mkdir()
+
+    def part(self, row: dict[str, t.Any]) -> Path:
+        return self.staging / (row["blob"] + ".part")
+
+    @contextlib.contextmanager
+    def server(self) -> t.Iterator[_transfer.Source]:
+        blobs = {
+            row["blob"]: {"path": str(self.blobs / row["blob"]), "size": row["size"], "part": str(self.part(row))} for row in self.lab.rows
+        }
+        config = {"what": "model", "bind": "127.0.0.1", "port": 0, "token": TOKEN, "peers": ["127.0.0.1"], "blobs": blobs}
+        server = _sync_server.serve(config)
+        try:
+            yield _transfer.Source("127.0.0.1", server.server_port, TOKEN)
+        finally:
+            server.shutdown()
+            server.server_close()
+
+
+@pytest.fixture
+def peer(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Peer:
+    monkeypatch.setattr(_sync_server, "APPEAR_SECONDS", 0.3)
+    monkeypatch.setattr(_sync_server, "GROW_SECONDS", 3.0)
+    return Peer(lab, tmp_path / "peer")
+
+
+def test_chain_passes_on_what_arrives(lab: Lab, peer: Peer) -> None:
+    """A file streams through the worker in front before that one has all of it; the head sends nothing to us."""
+    row = lab.rows[0]
+    lab.rows = [row]
+    lab.data = {row["blob"]: lab.data[row["blob"]]}
+    data = lab.data[row["blob"]]
+    peer.part(row).write_bytes(data[: 1 << 20])
+    mine = lab.staging / (row["blob"] + ".part")
+    with lab.server() as head, peer.server() as source:
+        thread = threading.Thread(target=lambda: lab.pull(peers=[source]), daemon=True)
+        thread.start()
+        wait_until(lambda: mine.exists() and mine.stat().st_size == 1 << 20)
+        with peer.part(row).open("ab") as handle:
+            handle.write(data[1 << 20 :])
+        os.rename(peer.part(row), peer.blobs / row["blob"])
+        thread.join(30)
+        assert head.stats()["bytes_sent"] == 0
+    lab.check()
+
+
+@pytest.mark.parametrize("state", ["nothing yet", "stopped growing", "wrong byte", "unreachable", "other token"])
+def test_chain_with_a_bad_worker_in_front(lab: Lab, peer: Peer, monkeypatch: pytest.MonkeyPatch, state: str) -> None:
+    """Whatever the worker in front does, the copy is right, and the head sends what is missing once."""
+    monkeypatch.setattr(_sync_server, "GROW_SECONDS", 0.3)
+    row = lab.rows[0]
+    lab.rows = [row]
+    lab.data = {row["blob"]: lab.data[row["blob"]]}
+    data = bytearray(lab.data[row["blob"]])
+    sent = len(data)
+    if state == "stopped growing":
+        peer.part(row).write_bytes(data[:1_000_000])
+        sent = 2_000_000
+    elif state == "wrong byte":
+        data[77] ^= 1
+        (peer.blobs / row["blob"]).write_bytes(data)
+    with lab.server() as head, peer.server() as source:
+        if state == "unreachable":
+            source = source._replace(port=free_port())
+        elif state == "other token":
+            source = source._replace(token="0" * 32)
+        lab.pull(peers=[source])
+        assert head.stats()["bytes_sent"] == sent
+    lab.check()
 
 
 def test_a_link_in_the_staging_is_not_followed(lab: Lab, tmp_path: Path) -> None:

@@ -130,6 +130,15 @@ def test_absent_after_a_reboot_takes_only_our_own_address(run_module, node, chan
     assert change.read()["links"][PORT]["addresses"] == ["10.0.0.1/24"]
 
 
+def test_absent_after_a_reboot_leaves_what_another_file_gives_the_port(run_module, node, change):
+    (node.etc / "40-cx7.yaml").write_text(f"network: {{ethernets: {{{PORT}: {{addresses: [192.168.200.12/24]}}}}}}")
+    present(run_module, change)
+    shutil.rmtree(change.run_dir)
+    run_module.login = "192.168.200.12"
+    assert run_module(state="absent")["changed"] is True
+    assert change.read()["links"][PORT]["addresses"] == ["192.168.200.12/24"]
+
+
 def test_a_change_that_cuts_the_way_it_comes_by(run_module, node, change):
     run_module.login = "192.168.200.12"
     result = run_module(address="192.168.200.112")

@@ -270,6 +270,109 @@ def test_offline_trusts_the_disk_and_verifies_it(bench: Bench) -> None:
     assert missing["problem"]["id"] == "model-incomplete" and "m-00002-of-00002.safetensors" in missing["msg"]
 
 
+def test_plain_folders_are_adopted(bench: Bench, tmp_path: Path) -> None:
+    """As `hf download --local-dir` leaves them: what is right is taken, what is wrong or lacking is downloaded."""
+    folder = tmp_path / "local"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "m-00001-of-00002.safetensors").write_bytes(FILES["m-00001-of-00002.safetensors"])
+    (folder / "m-00002-of-00002.safetensors").write_bytes(b"3" * 90000)
+    (folder / "sub" / "t.json").write_bytes(FILES["sub/t.json"])
+    result = bench.run(adopt=[str(folder)])
+    assert sorted(bench.attempts()[0]["patterns"]) == ["config.json", "m-00002-of-00002.safetensors"]
+    assert result["missing"] == {"files": 2, "bytes": 90002} and result["snapshot"]["verified"]
+    assert {path: (Path(result["snapshot"]["path"]) / path).read_bytes() for path in FILES} == FILES
+    assert (folder / "m-00002-of-00002.safetensors").read_bytes() == b"3" * 90000
+
+
+def test_offline_the_index_counts(bench: Bench) -> None:
+    """A weight file that only the index knows is missing, unless it is left out on purpose."""
+    (bench.model / "files" / "w.safetensors.index.json").write_text('{"weight_map": {"a": "lost.safetensors"}}')
+    bench.run()
+    for name in os.listdir(_snapshot.STAMP_DIR):
+        os.unlink(os.path.join(_snapshot.STAMP_DIR, name))
+    failed = bench.run(offline=True)
+    assert failed["problem"]["id"] == "model-incomplete" and "lost.safetensors" in failed["msg"]
+    assert bench.run(offline=True, ignore_patterns=["lost*"])["snapshot"]["verified"]
+
+
+# --- a path as a model ---
+
+
+def plain(root: Path) -> Path:
+    folder = root / "plain"
+    index = {"weight_map": {"a": "m-00001-of-00002.safetensors", "b": "m-00002-of-00002.safetensors"}}
+    for path, data in {
+        **FILES,
+        "m.safetensors.index.json": json.dumps(index).encode(),
+        ".cache/x": b"x",
+        "../quant.gguf": b"g" * 500,
+    }.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(data)
+    return folder
+
+
+def test_a_directory_is_a_model(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = plain(tmp_path)
+    over = {"repo_id": str(folder), "endpoint": "http://127.0.0.1:1", "python": ""}
+    assert bench.run(check=True, **over)["actions"] == [f"would hash 5 files of {folder}"]
+    first = bench.run(**over)
+    assert not first["changed"] and first["snapshot"]["verified"] and first["snapshot"]["path"] == str(folder)
+    assert sorted(row["path"] for row in first["manifest"]) == sorted([*FILES, "m.safetensors.index.json"])
+    assert first["snapshot"]["revision"] == first["manifest_digest"][:40]
+    state = _snapshot.local_state("", str(folder), "main")
+    assert state and state["verified"] and state["revision"] == first["snapshot"]["revision"]
+
+    hashed: list[str] = []
+    original = _transfer.hash_file
+    monkeypatch.setattr(_transfer, "hash_file", lambda path, *rest: hashed.append(path) or original(path, *rest))
+    assert bench.run(**over)["manifest"] == first["manifest"] and bench.run(**over)["timings"]["verify"] == 0.0
+    # a new file is part of the model, and another content another revision
+    (folder / "extra.json").write_text("{}")
+    assert not (_snapshot.local_state("", str(folder), "main") or {})["verified"]
+    third = bench.run(**over)
+    assert third["snapshot"]["files"] == 6 and third["snapshot"]["revision"] != first["snapshot"]["revision"]
+    (folder / "m.safetensors.index.json").write_text('{"weight_map": {"a": "only-in-the-index.safetensors"}}')
+    unlisted = bench.run(**over)
+    assert unlisted["problem"]["id"] == "model-incomplete" and "only-in-the-index.safetensors" in unlisted["msg"]
+    (folder / "m-00002-of-00002.safetensors").unlink()
+    gone = bench.run(**over)
+    assert gone["problem"]["id"] == "model-incomplete" and "m-00002-of-00002.safetensors" in gone["msg"]
+
+
+def test_a_gguf_file_is_a_model(bench: Bench, tmp_path: Path) -> None:
+    plain(tmp_path)
+    (tmp_path / "other.gguf").write_bytes(b"o")
+    result = bench.run(repo_id=str(tmp_path / "quant.gguf"), endpoint="http://127.0.0.1:1", python="")
+    assert [row["path"] for row in result["manifest"]] == ["quant.gguf"] and result["snapshot"]["path"] == str(tmp_path / "quant.gguf")
+    none = bench.run(repo_id=str(tmp_path / "none.gguf"), endpoint="http://127.0.0.1:1", python="")
+    assert none["problem"]["id"] == "model-incomplete" and str(tmp_path / "none.gguf") in none["msg"]
+
+
+def test_content_that_changed_under_its_old_time(bench: Bench, tmp_path: Path) -> None:
+    folder = plain(tmp_path)
+    over = {"repo_id": str(folder), "endpoint": "http://127.0.0.1:1", "python": ""}
+    bench.run(**over)
+    victim = folder / "m-00001-of-00002.safetensors"
+    info = victim.stat()
+    with victim.open("r+b") as handle:
+        handle.write(b"X")
+    os.utime(victim, ns=(info.st_atime_ns, info.st_mtime_ns))
+    assert not bench.run(**over).get("failed")
+    full = bench.run(verify="full", **over)
+    assert full["problem"]["id"] == "model-damaged" and victim.name in full["msg"]
+
+
+def test_progress_of_a_download(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, int]] = []
+    monkeypatch.setattr(_transfer.Progress, "__call__", lambda self, what, done=0, total=0: told.append((what, total)))
+    monkeypatch.setenv("STUB_STALL_WITH_XET", "1")
+    bench.run(progress="0a", stall_timeout=1, retries=1)
+    assert ("downloads", TOTAL) in told and os.listdir(hf_snapshot.RUN_DIR) == [
+        name for name in os.listdir(hf_snapshot.RUN_DIR) if name.endswith(".lock")
+    ]
+
+
 def test_leftovers_of_a_stopped_attempt_are_removed_and_those_of_others_kept(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     blobs = bench.folder / "blobs"
     blobs.mkdir(parents=True)
@@ -362,7 +465,7 @@ def test_a_container_of_an_interrupted_run(tmp_path: Path, answer: str, joined: 
     calls: list[str] = []
 
     class Module:
-        params = {"timeout": 1, "cache_dir": str(tmp_path), "repo_id": "org/m", "processes": 1}
+        params = {"timeout": 1, "cache_dir": str(tmp_path), "repo_id": "org/m", "processes": 1, "progress": ""}
 
         def run_command(self, argv: list[str]) -> tuple[int, str, str]:
             calls.append(" ".join(argv[5:]))

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from ansible.module_utils.testing import patch_module_args
 
-from ansible_collections.dgxspark.serving.plugins.module_utils import _image, _probe
+from ansible_collections.dgxspark.serving.plugins.module_utils import _image, _probe, _probe_program
 from ansible_collections.dgxspark.serving.plugins.modules import image_probe
 
 RECORDED = json.loads((Path(__file__).parents[2] / "fixtures" / "probe" / "recorded.json").read_text(encoding="utf-8"))
@@ -126,7 +126,16 @@ def test_nothing_is_in_the_arguments_of_docker_but_mounts(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"command": ["serve", MODEL]}, {"env": {}}, {"force": True}, {"executor": "mp"}, {"layer": "2"}, {"file": True}]
+    "change",
+    [
+        {"command": ["serve", MODEL]},
+        {"env": {}},
+        {"force": True},
+        {"executor": "mp"},
+        {"scope": "versions"},
+        {"layer": "2"},
+        {"file": True},
+    ],
 )
 def test_what_makes_a_kept_answer_worthless(bench: Bench, change: dict[str, t.Any]) -> None:
     bench.run()
@@ -136,6 +145,27 @@ def test_what_makes_a_kept_answer_worthless(bench: Bench, change: dict[str, t.An
         (bench.snapshot / "config.json").write_text("{ }")
     assert bench.run(**change)["cached"] is False
     assert len(bench.log()) == 2
+
+
+@pytest.mark.parametrize(("commands", "executor", "ident"), [
+    ({"vllm": "/usr/bin/vllm", "ray": "/usr/bin/ray"}, "ray", ""),
+    ({"vllm": "/usr/bin/vllm", "ray": None}, "ray", "RAY-02"),
+    ({"vllm": "/usr/bin/vllm", "ray": None}, "mp", ""),
+    ({"vllm": None, "ray": None}, "mp", "vllm-missing"),
+])  # fmt: skip
+def test_versions_of_a_worker(bench: Bench, commands: dict[str, t.Any], executor: str, ident: str) -> None:
+    """A second instead of a start of vLLM: what the gang is compared by. Nothing is said about what was not asked."""
+    versions = {"vllm": "0.32.0", "ray": "2.60.0", "python": "3.11.2", "nccl": "2.28.9"}
+    parts = [
+        {"part": "image", "seconds": 0.1, "versions": versions, "commands": commands},
+        {"part": "end", "code": 0, "timeout": False, "signal": 0},
+    ]
+    bench.answers("good", out="".join(f"{_probe_program.MARK}{json.dumps(part)}\n" for part in parts))
+    result = bench.run(scope="versions", command=[], model="", executor=executor, env={"NCCL_SOCKET_IFNAME": "=e", "NCCL_DEBUG": "x"})
+    assert result.get("problem", {}).get("id", "") == ident
+    assert result["probe"]["versions"]["nccl"] == "2.28.9"
+    assert bench.warnings == []
+    assert '\\"scope\\": \\"versions\\"' in (bench.root / "stdin.txt").read_text()
 
 
 def test_a_bad_answer_is_not_kept(bench: Bench) -> None:

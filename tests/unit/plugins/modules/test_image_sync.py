@@ -5,10 +5,15 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import io
 import json
 import os
 import platform
 import sys
+import tarfile
+import threading
+import time
 import typing as t
 from pathlib import Path
 
@@ -52,20 +57,41 @@ if argv[:2] == ["image", "inspect"]:
 elif argv[:2] == ["image", "ls"]:
     print("\\n".join(item["Id"] for item in images))
 elif argv[0] == "info":
-    print(root)
+    print(root + "|[]")
+elif argv[:2] == ["manifest", "inspect"]:
+    if os.path.exists(root + "/manifest.json"): print(open(root + "/manifest.json").read())
+    else: fail("no such manifest")
+elif argv[0] == "load":
+    data = sys.stdin.buffer.read()
+    if os.path.exists(root + "/load.err"): fail(open(root + "/load.err").read())
+    if not data.startswith(b"tar"): fail("unexpected EOF")
+    new = json.load(open(root + "/pull.json")); images.append(new)
+    for name in new["RepoTags"]:
+        for item in images[:-1]: item["RepoTags"] = [tag for tag in item["RepoTags"] if tag != name]
+    save()
+    print("\\n".join("Loaded image: " + name for name in new["RepoTags"]) or "Loaded image ID: " + new["Id"])
 elif argv[0] == "tag":
     if not find(argv[1]): fail("No such image")
     for item in images: item["RepoTags"] = [tag for tag in item["RepoTags"] if tag != argv[2]]
     find(argv[1])[0]["RepoTags"].append(argv[2]); save()
 elif argv[:2] == ["image", "rm"]:
+    if os.path.exists(root + "/rm.err"): fail(open(root + "/rm.err").read())
+    gone = []
     for item in images:
+        named = set(item["RepoTags"] + item["RepoDigests"])
         item["RepoTags"] = [tag for tag in item["RepoTags"] if tag not in argv]
         item["RepoDigests"] = [tag for tag in item["RepoDigests"] if tag not in argv]
-    images = [item for item in images if item["RepoTags"] or item["RepoDigests"]]; save()
+        if item["Id"] in argv or (named & set(argv) and not item["RepoTags"] + item["RepoDigests"]): gone.append(item["Id"])
+    images = [item for item in images if item["Id"] not in gone]; save()
 elif argv[0] == "pull":
+    if os.path.exists(root + "/pull.once"):
+        text = open(root + "/pull.once").read(); os.remove(root + "/pull.once"); fail(text)
     if os.path.exists(root + "/pull.err"): fail(open(root + "/pull.err").read())
+    if os.path.exists(root + "/pull.kill"):
+        print("b89a4dab3fc3: Downloading\\x1b[1B", flush=True); os.kill(os.getpid(), 9)
     if os.path.exists(root + "/pull.stall"):
         import time; time.sleep(600)
+    while os.path.exists(root + "/pull.waits"): pass
     if argv[1].startswith("127.0.0.1:"):
         import urllib.error, urllib.request
         host, token, rest = argv[1].split("/")
@@ -91,6 +117,7 @@ class Bench:
         (root / "bin" / "docker").chmod(0o755)
         monkeypatch.setenv("PATH", f"{root / 'bin'}:{os.environ['PATH']}")
         monkeypatch.setattr(image_sync, "RUN_DIR", str(root / "run"))
+        monkeypatch.setattr(image_sync, "STATE_DIR", str(root / "state"))
         self.images()
         self.pulls(image("9"))
         self.server: dict[str, t.Any] | None = None
@@ -130,6 +157,7 @@ class Bench:
             "url": "u",
             "bytes": 1,
             "source": "s",
+            "archive": "archive" in over,
         }
         try:
             yield server
@@ -251,7 +279,8 @@ def test_peer_moves_a_tag_that_names_something_else(bench: Bench) -> None:
     with bench.serving():
         result = bench.run("peer", fingerprint=WANTED)
     assert result["changed"] and result["image"]["fingerprint"] == WANTED
-    assert {tuple(item["RepoTags"]) for item in bench.now()} == {("keep:1",), ("org/a:1",)}
+    kept = "org/a:dgxspark-" + _image.image_fingerprint(image("6", layer="6"))[:16]
+    assert {tuple(item["RepoTags"]) for item in bench.now()} == {("keep:1", kept), ("org/a:1",)}
 
 
 def test_peer_removes_names_of_broken_runs(bench: Bench) -> None:
@@ -286,6 +315,300 @@ def test_peer_failures_are_told_apart(bench: Bench, serve: dict[str, t.Any], ove
     assert result["failed"] and result["problem"]["id"] == ident, result["msg"]
     assert TOKEN not in json.dumps(result) and result["problem"]["node"] == "spark-2"
     assert bench.now() == [] and not result["changed"]
+
+
+@pytest.mark.parametrize(
+    ("text", "ident", "pulls"),
+    [
+        ("failed to read expected number of bytes: unexpected EOF", "", 2),
+        ("filesystem layer verification failed for digest sha256:1", "", 2),
+        ('failed commit on ref "layer-sha256:1": unexpected commit digest sha256:2', "", 2),
+        ("toomanyrequests: slow down", "registry-429", 1),
+    ],
+)
+def test_a_pull_that_broke_in_the_middle_goes_on(bench: Bench, text: str, ident: str, pulls: int) -> None:
+    (bench.root / "pull.once").write_text(text)
+    result = bench.run("registry")
+    assert result.get("problem", {}).get("id", "") == ident
+    assert sum(line.startswith("pull ") for line in bench.log()) == pulls
+
+
+def test_a_pull_that_is_killed(bench: Bench) -> None:
+    (bench.root / "pull.kill").touch()
+    result = bench.run("registry")
+    assert result["problem"]["id"] == "image-pull" and "killed by signal 9 (b89a4dab3fc3: Downloading)" in result["msg"]
+    assert "reused" in result["problem"]["remedy"]
+
+
+def test_what_stays_damaged_is_told(bench: Bench) -> None:
+    (bench.root / "pull.err").write_text("filesystem layer verification failed for digest sha256:1")
+    assert bench.run("registry")["problem"]["id"] == "image-damaged"
+    with bench.serving() as server:
+        result = bench.run("peer", fingerprint=WANTED)
+    assert result["problem"]["id"] == "image-damaged" and "damaged on the head's disk" in result["problem"]["remedy"]
+    assert bench.now() == [] and server.stats()["bytes_sent"] == 0
+
+
+def manifest_of(arch: str, size: int) -> str:
+    return json.dumps({"manifests": [{"digest": DIGEST, "platform": {"architecture": arch, "os": "linux"}}], "layers": None})
+
+
+def test_the_registry_is_asked_before_the_pull(bench: Bench) -> None:
+    """Platform and space; a registry that does not tell is no failure."""
+    layers = {"layers": [{"digest": DIGEST, "size": 10**18}]}
+    for document, ident in ((manifest_of("s390x", 1), "DOC-11"), (json.dumps(layers), "disk-image")):
+        (bench.root / "manifest.json").write_text(document)
+        for check in (True, False):
+            result = bench.run("registry", check=check)
+            assert result["problem"]["id"] == ident, result["msg"]
+            assert not result["changed"]
+    assert "at least 3500" in result["msg"]  # packed and 2.5 times unpacked, in TB
+    (bench.root / "manifest.json").write_text(json.dumps({"layers": [{"digest": DIGEST, "size": 100}]}))
+    asked = bench.run("registry", check=True)
+    assert asked["missing_bytes"] == 100
+    known = bench.root / "image" / "overlay2" / "distribution" / "diffid-by-digest" / "sha256"
+    known.mkdir(parents=True)
+    (known / DIGEST[7:]).write_text(image("6", layer="6")["RootFS"]["Layers"][0])
+    bench.images(image("6", layer="6", tags=["base:1"]))
+    assert bench.run("registry", check=True)["missing_bytes"] == 0  # the layer is here
+    (known / DIGEST[7:]).unlink()
+    assert asked["incoming"] == {"layers": [{"diff_id": DIGEST, "bytes": 100}], "unpacked": 250}
+    assert not any(line.startswith("pull ") for line in bench.log())
+
+
+# --- from a file ---
+
+
+def archive(bench: Bench, *names: str, arch: str = ARCH, layer: str = "1", count: int = 1) -> str:
+    config = {
+        "architecture": arch,
+        "os": "linux",
+        "config": {"Env": ["A=b"], "Cmd": ["x"]},
+        "rootfs": {"diff_ids": [f"sha256:{layer * 64}"]},
+    }
+    listing = [{"Config": "c.json", "RepoTags": list(names), "Layers": ["l"]}] * count
+    path = bench.root / "image.tar"
+    with tarfile.open(path, "w") as tar:
+        for name, content in (("tar", b"x"), ("c.json", json.dumps(config).encode()), ("manifest.json", json.dumps(listing).encode())):
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return str(path)
+
+
+def loads(bench: Bench) -> int:
+    return sum(line == "load" for line in bench.log())
+
+
+def test_file_is_loaded_once(bench: Bench) -> None:
+    path = archive(bench, "other:name")
+    assert bench.run("file", path=path, check=True)["changed"] and loads(bench) == 0
+    first = bench.run("file", path=path)
+    assert (first["changed"], first["method"], first["image"]["fingerprint"]) == (True, "file", WANTED), first.get("msg")
+    assert bench.now() == [image("9", tags=["org/a:1"])]
+    second = bench.run("file", path=path)
+    assert (second["changed"], second["method"], loads(bench)) == (False, "none", 1)
+    bench.pulls(image("8", layer="8"))
+    assert bench.run("file", path=archive(bench, layer="8"))["changed"]
+    assert loads(bench) == 2
+
+
+def test_file_that_is_here_under_another_name_is_only_tagged(bench: Bench) -> None:
+    bench.images(image("7", tags=["other:2"]))
+    result = bench.run("file", path=archive(bench))
+    assert (result["method"], loads(bench)) == ("tag", 0)
+    assert bench.now()[0]["RepoTags"] == ["other:2", "org/a:1"]
+
+
+@pytest.mark.parametrize("local", ["org/a:1", "taken:1"])
+def test_the_names_in_a_file_change_nothing_here(bench: Bench, local: str) -> None:
+    """Docker would give them to the new image; one that stood for something else gets that back, a new one goes again."""
+    bench.images(image("6", layer="6", tags=["taken:1"]))
+    bench.pulls(image("9", tags=["taken:1", "new:1"]))
+    result = bench.run("file", path=archive(bench, "taken:1", "new:1"), reference=local)
+    assert result["method"] == "file", result.get("msg")
+    names = {item["Id"][7]: item["RepoTags"] for item in bench.now()}
+    kept = "taken:dgxspark-" + _image.image_fingerprint(image("6", layer="6"))[:16]
+    assert names == ({"6": ["taken:1"], "9": ["org/a:1"]} if local == "org/a:1" else {"6": [kept], "9": ["taken:1"]})
+
+
+@pytest.mark.parametrize(
+    ("over", "ident", "words"),
+    [
+        ({"arch": "s390x"}, "DOC-11", "linux/s390x"),
+        ({"count": 2}, "image-file", "holds 2 images"),
+        ({"path": "/nowhere/a.tar"}, "image-file", "No such file"),
+        ({"layer": "5"}, "DOC-03", "docker load brought"),
+        ({"error": "write /x: no space left on device"}, "disk-image", "no space left"),
+        ({"error": "invalid tar header"}, "image-load", "invalid tar header"),
+    ],
+)
+def test_file_failures(bench: Bench, over: dict[str, t.Any], ident: str, words: str) -> None:
+    path = over.pop("path", "")
+    if "error" in over:
+        (bench.root / "load.err").write_text(over.pop("error"))
+    result = bench.run("file", path=path or archive(bench, **over))
+    assert result["problem"]["id"] == ident and words in result["msg"], result["msg"]
+    assert bench.now() == []
+    if ident == "DOC-11":
+        assert loads(bench) == 0
+
+
+# --- before the copy, and the other way ---
+
+
+def test_peer_of_another_platform_is_refused_before_the_copy(bench: Bench) -> None:
+    with bench.serving() as server:
+        result = bench.run("peer", fingerprint=WANTED, architecture="s390x")
+    assert result["problem"]["id"] == "DOC-11"
+    assert server.stats()["bytes_sent"] == 0 and not any(line.startswith("pull ") for line in bench.log())
+
+
+def test_peer_needs_space_only_for_what_is_missing(bench: Bench) -> None:
+    """Layers that any image here has do not count; the numbers are in the message."""
+    bench.images(image("6", layer="6", tags=["base:1"]))
+    big, here = {"diff_id": f"sha256:{'1' * 64}", "bytes": 10**18}, {"diff_id": f"sha256:{'6' * 64}", "bytes": 10**18}
+    result = bench.run("peer", check=True, fingerprint=WANTED, layers=[big, here], size=4 * 10**18)
+    assert result["problem"]["id"] == "disk-image" and "1000000.0 TB still to come" not in result["msg"]
+    assert f"at least {3 * 10**6}" in result["msg"]  # one of two layers, packed and unpacked: 1 + 2 of 10^18
+    fits = bench.run("peer", check=True, fingerprint=WANTED, layers=[here, {**big, "bytes": 1000}], size=10**18)
+    assert not fits.get("failed") and fits["missing_bytes"] == 1000
+
+
+def test_progress_is_written_and_gone_at_the_end(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, int, int]] = []
+    (bench.root / "pull.waits").touch()  # until it was told
+
+    def tell(_progress: t.Any, what: str, done: int = 0, total: int = 0) -> None:
+        told.append((what, done, total))
+        (bench.root / "pull.waits").unlink(missing_ok=True)
+
+    monkeypatch.setattr(image_sync._transfer.Progress, "__call__", tell)
+    layers = [{"diff_id": f"sha256:{'1' * 64}", "bytes": 1000}]
+    with bench.serving():
+        bench.server = {**(bench.server or {}), "layers": layers}
+        bench.run("peer", fingerprint=WANTED, size=1000, progress="x")
+    assert told and {item[0] for item in told} == {"pulls org/a:1"} and {item[2] for item in told} == {1000}
+    assert [path.name for path in (bench.root / "run").iterdir()] == ["image.lock"]
+
+
+def test_peer_takes_what_another_run_brought_while_it_waited(bench: Bench) -> None:
+    (bench.root / "run").mkdir()
+    lock = open(bench.root / "run" / "image.lock", "w")  # noqa: SIM115
+    fcntl.flock(lock, fcntl.LOCK_EX)
+
+    def other() -> None:
+        while not bench.log():
+            time.sleep(0.01)
+        bench.images(image("9", tags=["org/a:1"]))
+        lock.close()
+
+    thread = threading.Thread(target=other)
+    with bench.serving():
+        thread.start()
+        result = bench.run("peer", fingerprint=WANTED)
+        thread.join()
+    assert not result.get("failed") and result["image"]["fingerprint"] == WANTED
+    assert (result["changed"], result["method"]) == (False, "none")
+    assert not any(line.startswith("pull ") for line in bench.log())
+
+
+def printing(text: str, code: int = 0) -> list[str]:
+    return [sys.executable, "-c", f"import sys; sys.stdout.write({text!r}); sys.exit({code})"]
+
+
+def test_peer_gets_the_whole_image_when_asked(bench: Bench) -> None:
+    with bench.serving(archive=printing("tar" * 1000)):
+        result = bench.run("peer", fingerprint=WANTED, transport="archive")
+    assert (result["method"], result["bytes_transferred"], result["changed"]) == ("archive", 3000, True), result.get("msg")
+    assert bench.now() == [image("9", tags=["org/a:1"])]
+    assert TOKEN not in json.dumps(result)
+
+
+@pytest.mark.parametrize("digest", ["", DIGEST])
+def test_peer_gets_the_whole_image_when_layers_are_impossible(bench: Bench, digest: str) -> None:
+    """The head can offer no layers, or Docker here does not reach its own loopback. The result says so."""
+    (bench.root / "pull.err").write_text(
+        "Error response from daemon: Get https://127.0.0.1:1/v2/: http: server gave HTTP response to HTTPS client"
+    )
+    with bench.serving(archive=printing("tar")):
+        bench.server = {**(bench.server or {}), "manifest_digest": digest}
+        result = bench.run("peer", fingerprint=WANTED)
+        assert result["method"] == "archive", result.get("msg")
+        assert not digest or any("cannot reach its own loopback" in text for text in result["actions"])
+        bench.images()
+        assert bench.run("peer", fingerprint=WANTED, transport="relay")["problem"]["id"] in ("sync-stalled", "sync-source")
+
+
+def test_peer_that_was_refused_is_not_sent_the_whole_image(bench: Bench) -> None:
+    with bench.serving(archive=printing("tar"), manifests={}):
+        assert bench.run("peer", fingerprint=WANTED)["problem"]["id"] == "sync-source"
+    assert loads(bench) == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "loaded", "ident"),
+    [
+        (printing("tar", 1), "", "sync-source"),
+        (printing("tar"), "no space left on device", "disk-image"),
+        (printing("garbage"), "", "image-load"),
+    ],
+)
+def test_peer_archive_failures(bench: Bench, command: list[str], loaded: str, ident: str) -> None:
+    """A stream that docker save did not finish is never taken for a whole one."""
+    if loaded:
+        (bench.root / "load.err").write_text(loaded)
+    with bench.serving(archive=command):
+        result = bench.run("peer", fingerprint=WANTED, transport="archive")
+    assert result["problem"]["id"] == ident and bench.now() == [], result["msg"]
+    assert TOKEN not in json.dumps(result)
+
+
+def test_peer_archive_with_other_content_is_removed(bench: Bench) -> None:
+    bench.pulls(image("8", layer="8"))
+    with bench.serving(archive=printing("tar")):
+        assert bench.run("peer", fingerprint=WANTED, transport="archive")["problem"]["id"] == "DOC-03"
+    assert bench.now() == []
+
+
+# --- versions ---
+
+
+def tags(bench: Bench) -> set[str]:
+    return {tag for item in bench.now() for tag in item["RepoTags"]}
+
+
+def test_one_replaced_version_is_kept(bench: Bench) -> None:
+    """A, B and C under one moved tag: B stays under a name of ours, A goes; images and names of others stay."""
+    bench.images(image("f", layer="f", tags=["theirs:1"]))
+    kept = {}
+    for number in "123":
+        bench.pulls(image(number, layer=number))
+        result = bench.run("registry", pull="always")
+        kept[number] = "org/a:dgxspark-" + result["image"]["fingerprint"][:16]
+    assert tags(bench) == {"theirs:1", "org/a:1", kept["2"]}
+    assert result["pruned"] == [kept["1"]] and any(text.startswith("removed ") for text in result["actions"])
+    assert not bench.run("registry")["changed"]
+
+
+def test_an_image_that_was_there_before_us_is_never_removed(bench: Bench) -> None:
+    bench.images(image("1", layer="1", tags=["org/a:1"]))
+    for number in "2345":
+        bench.pulls(image(number, layer=number))
+        assert not bench.run("registry", pull="always", keep=0).get("failed")
+    assert {item["Id"][7] for item in bench.now()} == {"1", "5"}
+
+
+def test_a_version_in_use_is_left_for_the_next_run(bench: Bench) -> None:
+    for number in "12":
+        bench.pulls(image(number, layer=number))
+        bench.run("registry", pull="always")
+    (bench.root / "rm.err").write_text("conflict: unable to remove: container abc is using its referenced image")
+    bench.pulls(image("3", layer="3"))
+    result = bench.run("registry", pull="always")
+    assert not result.get("failed") and result["pruned"] == [] and any("is using" in text for text in result["actions"])
+    (bench.root / "rm.err").unlink()
+    assert bench.run("registry")["pruned"]
 
 
 def test_peer_in_check_mode_before_the_head_has_the_image(bench: Bench) -> None:

@@ -9,6 +9,9 @@ import hashlib
 import json
 import os
 import random
+import shutil
+import signal
+import time
 import typing as t
 from pathlib import Path
 
@@ -246,6 +249,176 @@ def test_a_file_that_changes_on_the_head(bench: Bench) -> None:
         (bench.head / MANIFEST[2]["blob"]).write_bytes(b"other")
         result = bench.run()
     assert result["problem"]["id"] == "sync-source" and "m-1.safetensors" in result["msg"] and not bench.snapshot.exists()
+
+
+@pytest.mark.parametrize("first", ["runs on", "is killed"])
+def test_two_plays_at_once(bench: Bench, tmp_path: Path, first: str) -> None:
+    """The second waits for the first, whatever became of its controller, then has nothing to copy, or only the rest."""
+    part = bench.cache / ".dgxspark-sync" / "models--org--m" / (MANIFEST[2]["blob"] + ".part")
+    with bench.serving() as server:
+        pid = os.fork()
+        if pid == 0:
+            os.setpgid(0, 0)
+            original = _transfer.Puller._write
+
+            def slowly(fd: int, view: memoryview, offset: int) -> None:
+                original(fd, view, offset)
+                time.sleep(0.1)
+
+            _transfer.Puller._write = staticmethod(slowly)  # type: ignore[method-assign]
+            with contextlib.suppress(BaseException):
+                bench.run()
+            os._exit(0)
+        deadline = time.monotonic() + 20
+        while not (part.exists() and part.stat().st_size > 300_000):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        if first == "is killed":
+            os.killpg(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            assert not bench.snapshot.exists()  # nothing under a final name
+            for blob in (bench.folder / "blobs").iterdir():
+                assert blob.name in {row["blob"] for row in MANIFEST}
+        result = bench.run()
+        if first == "runs on":
+            os.waitpid(pid, 0)
+            assert result["bytes_transferred"] == 0 and not result["changed"] and server.stats()["bytes_sent"] == UNIQUE
+        else:
+            assert 0 < result["bytes_transferred"] < UNIQUE
+    assert not result.get("failed") and bench.same() and sorted(os.listdir(bench.cache)) == ["hub"]
+
+
+def test_a_run_that_waits_too_long_names_the_lock(bench: Bench) -> None:
+    lock = os.path.join(model_sync.RUN_DIR, f"model-{hashlib.sha256(str(bench.folder).encode()).hexdigest()[:12]}.lock")
+    with bench.serving(), _transfer.exclusive(lock, 0, node="n", stage="s", what="m"):
+        result = bench.run(timeout=1)
+    assert result["problem"]["id"] == "busy" and result["msg"].startswith("spark-2: model_sync: found another run")
+
+
+def test_a_cache_that_cannot_be_written(bench: Bench) -> None:
+    bench.cache.parent.parent.mkdir(parents=True)
+    bench.cache.parent.write_text("a file where the directory should be")
+    with bench.serving():
+        result = bench.run()
+    assert result["problem"]["id"] == "cache-access" and str(bench.cache.parent) in result["msg"] and result["msg"].startswith("spark-2: ")
+
+
+# --- chain, rsync, prune ---
+
+
+def test_chain(bench: Bench, tmp_path: Path) -> None:
+    """What the worker in front has is taken from it, the head is asked for the rest only."""
+    front = tmp_path / "front"
+    front.mkdir()
+    big = MANIFEST[2]
+    (front / big["blob"]).write_bytes(FILES[big["path"]])
+    blobs = {row["blob"]: {"path": str(front / row["blob"]), "size": row["size"], "part": str(front / "none")} for row in [big]}
+    config = {"what": "model", "bind": "127.0.0.1", "port": 0, "token": "7" * 32, "peers": ["127.0.0.1"], "blobs": blobs}
+    peer = _sync_server.serve(config)
+    try:
+        with bench.serving() as head:
+            result = bench.run(peers=[{"address": "127.0.0.1", "port": peer.server_port, "token": "7" * 32, "unit": "u", "path": "p"}])
+            assert (peer.stats()["bytes_sent"], head.stats()["bytes_sent"]) == (2_000_000, 700_002)
+    finally:
+        peer.shutdown()
+        peer.server_close()
+    assert result["bytes_transferred"] == UNIQUE and bench.same() and "7" * 32 not in json.dumps(result)
+
+
+@pytest.mark.skipif(shutil.which("rsync") is None, reason="rsync is not installed")
+@pytest.mark.parametrize("transport", ["auto", "rsync", "http"])
+def test_rsync_is_the_second_way(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: str) -> None:
+    """With the port closed: rsync over SSH (here a script in its place), named in the result; asked for http it is an error."""
+    (tmp_path / "bin").mkdir()
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.write_text('#!/bin/sh\nwhile [ $# -gt 0 ]; do case $1 in -o|-c|-l) shift 2;; -*) shift;; *) break;; esac; done\nshift\nexec "$@"\n')
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    for row in MANIFEST:
+        target = tmp_path / "snapshot" / row["path"]
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(FILES[row["path"]])
+    server = {"address": "127.0.0.1", "port": 1, "token": TOKEN, "path": str(tmp_path / "snapshot")}
+    result = bench.run(server=server, transport=transport, stall_timeout=1)
+    if transport == "http":
+        assert result["problem"]["id"] == "sync-stalled" and not bench.snapshot.exists()
+        return
+    assert not result.get("failed"), result["msg"]
+    assert result["method"] == "rsync" and result["bytes_transferred"] > UNIQUE and bench.same()
+    if transport == "auto":
+        assert "was not reached" in json.dumps(result["warnings"])
+    assert sorted(os.listdir(bench.cache)) == ["hub"]
+
+
+def test_when_neither_way_works_the_first_is_explained(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    server = {"address": "127.0.0.1", "port": 1, "token": TOKEN, "path": "/x"}
+    result = bench.run(server=server, stall_timeout=1)
+    assert result["problem"]["id"] == "sync-stalled" and "no command rsync" in result["problem"]["remedy"]
+
+
+def test_prune_removes_what_the_head_does_not_have(bench: Bench) -> None:
+    old, kept = "d" * 40, "e" * 40
+    with bench.serving():
+        bench.run()
+        stray = bench.folder / "blobs" / ("5" * 64)
+        stray.write_bytes(b"old weights")
+        for commit in (old, kept):
+            (bench.folder / "snapshots" / commit).mkdir()
+        (bench.folder / "snapshots" / old / "x").symlink_to(f"../../blobs/{stray.name}")
+        shared = bench.folder / "blobs" / ("6" * 64)
+        shared.write_bytes(b"of the kept revision")
+        (bench.folder / "snapshots" / kept / "x").symlink_to(f"../../blobs/{shared.name}")
+        (bench.folder / "refs" / "old").write_text(old)
+        (bench.snapshot / "extra.bin").write_bytes(b"x")
+        (bench.folder / "refs" / "main").unlink()
+        left = bench.run()
+        assert stray.exists() and left["pruned"] == [] and bench.same()  # left alone unless asked for
+        result = bench.run(prune=True, keep=[COMMIT, kept])
+    assert result["changed"] and result["bytes_transferred"] == 0 and bench.same()
+    assert result["pruned"] == sorted([f"blobs/{stray.name}", "refs/old", f"snapshots/{COMMIT}/extra.bin", f"snapshots/{old}"])
+    assert shared.exists() and not stray.exists()
+    again = bench.run(prune=True, keep=[COMMIT, kept])
+    assert not again["changed"] and again["pruned"] == []
+
+
+# --- a path as a model ---
+
+
+@pytest.mark.parametrize("name", ["model", "model.gguf"])
+@pytest.mark.parametrize("there", [False, True])
+def test_a_plain_model(bench: Bench, tmp_path: Path, name: str, there: bool) -> None:
+    """A directory or a GGUF file is copied to the same path; other files beside it stay."""
+    data = (
+        {"model.gguf": RNG.randbytes(900_000)} if name.endswith(".gguf") else {**FILES, "sub/again.safetensors": FILES["m-1.safetensors"]}
+    )
+    rows = [{"path": path, "size": len(text), "blob": hashlib.sha256(text).hexdigest(), "algo": "sha256"} for path, text in data.items()]
+    blobs = {}
+    for row in rows:
+        (bench.head / row["blob"]).write_bytes(data[row["path"]])
+        blobs[row["blob"]] = {"path": str(bench.head / row["blob"]), "size": row["size"]}
+    place = tmp_path / "data" / name
+    folder = place.parent if name.endswith(".gguf") else place
+    if there:
+        folder.mkdir(parents=True)
+        (folder / "mine.txt").write_text("mine")
+    over = {"repo_id": str(place), "manifest": rows, "revision": _snapshot.plain_revision(rows), "ref": ""}
+    with bench.serving() as server:
+        server.config["blobs"] = blobs
+        would = bench.run(check=True, **over)
+        assert would["changed"] and folder.exists() is there
+        first = bench.run(**over)
+        assert first["bytes_transferred"] == sum(blob["size"] for blob in blobs.values()) and first["snapshot"]["path"] == str(place)
+        assert {path: (folder / path).read_bytes() for path in data} == data
+        assert sorted(os.listdir(tmp_path / "data")) == (["mine.txt"] if there and folder != place else []) + [name]
+        assert (folder / "mine.txt").exists() is there
+        second = bench.run(**over)
+        assert not second["changed"] and second["hashed"] == 0
+        victim = folder / rows[-1]["path"]
+        victim.write_bytes(b"y" * rows[-1]["size"])
+        third = bench.run(**over)
+    assert third["changed"] and third["hashed"] == 1 and {path: (folder / path).read_bytes() for path in data} == data
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give files away")

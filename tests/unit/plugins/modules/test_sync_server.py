@@ -143,6 +143,47 @@ def test_absent_reports_what_was_sent(bench: Bench) -> None:
     assert bench.run(state="absent")["bytes_sent"] == len(DATA)
 
 
+def test_two_runs_have_servers_of_their_own(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of one play does not end the server of another at the same time."""
+    bench.fill()
+    first, second = bench.run(unique=True), bench.run(unique=True)
+    assert first["name"] != second["name"] and first["server"]["token"] != second["server"]["token"]
+    assert first["unit"] == f"dgxspark-sync-{first['name']}" and first["name"].startswith("t-")
+    for made in (first, second):
+        assert bench.get(made["server"], f"/{made['server']['token']}/blobs/{bench.blob}") == (200, DATA)
+    bench.run(name=first["name"], state="absent")
+    assert bench.get(second["server"], f"/{second['server']['token']}/blobs/{bench.blob}") == (200, DATA)
+    with pytest.raises(ConnectionRefusedError):
+        bench.get(first["server"], "/")
+    # what nobody asks any more was left by a killed play
+    monkeypatch.setattr(sync_server, "ABANDONED_SECONDS", 0.0)
+    third = bench.run(unique=True)
+    assert f"removed {second['unit']}.service, which an ended run had left" in third["actions"]
+    assert os.listdir(sync_server.RUN_DIR) == [f"sync-{third['name']}"]
+
+
+def test_without_the_right_to_write(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.fill()
+    (tmp_path / "file").write_text("x")
+    monkeypatch.setattr(sync_server, "RUN_DIR", str(tmp_path / "file" / "run"))
+    result = bench.run()
+    assert result["problem"]["id"] == "sync-access" and "become" in result["problem"]["remedy"]
+
+
+def test_a_worker_passes_on_what_arrives(bench: Bench) -> None:
+    """Started before anything is there: no stamp is wanted; parts are served from where model_sync puts them."""
+    blob = hashlib.sha256(DATA).hexdigest()
+    rows = [{"path": "m.safetensors", "size": len(DATA), "blob": blob, "algo": "sha256"}]
+    started = bench.run(manifest=rows, revision=COMMIT)
+    assert started["server"]["source"] == "arriving" and started["server"]["bytes"] == len(DATA)
+    part = bench.cache / ".dgxspark-sync" / "models--org--m" / f"{blob}.part"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(DATA)
+    assert bench.get(started["server"], f"/{started['server']['token']}/blobs/{blob}") == (200, DATA)
+    wrong = bench.run(manifest=[{**rows[0], "path": "../x"}], revision=COMMIT)
+    assert wrong["problem"]["id"] == "sync-input"
+
+
 def test_absent_cleans_up_after_a_dead_server(bench: Bench) -> None:
     bench.fill()
     bench.run()
@@ -268,6 +309,34 @@ def test_older_stagings_are_removed(bench: Bench) -> None:
     assert os.listdir(bench.root / "state" / "images") == [_image.image_fingerprint(INSPECT)]
 
 
+def test_a_staging_goes_with_the_server_when_asked(bench: Bench) -> None:
+    docker(bench, GOOD)
+    bench.run(what="image", image="a:1")
+    folder = bench.root / "state" / "images"
+    bench.run(what="image", image="a:1", state="absent")
+    assert folder.exists()
+    assert bench.run(what="image", image="a:1", state="absent", staging="absent", check=True)["changed"] and folder.exists()
+    assert bench.run(what="image", image="a:1", state="absent", staging="absent")["changed"] and not folder.exists()
+    assert not bench.run(what="image", image="a:1", state="absent", staging="absent")["changed"]
+
+
+@pytest.mark.parametrize("over", [{"transport": "archive"}, {}])
+def test_the_archive_is_docker_save_itself(bench: Bench, over: dict[str, t.Any]) -> None:
+    """When it is asked for, or when the disk has no room to stage; nothing is staged then."""
+    full = {} if over else {"save_rc": 1, "save_err": "write /x: no space left on device"}
+    docker(bench, GOOD, **full)
+    result = bench.run(what="image", image="a:1", **over)
+    assert not result.get("failed"), result["msg"]
+    server = result["server"]
+    assert (server["source"], server["archive"], server["manifest_digest"]) == ("archive", True, "")
+    folder = bench.root / "state" / "images"
+    assert not folder.exists() or os.listdir(folder) == []
+    if over:
+        assert bench.get(server, f"/{server['token']}/archive") == (200, (bench.root / "save.tar").read_bytes())
+        assert bench.get(server, f"/{'0' * 32}/archive")[0] == 403
+        assert (bench.root / "docker.log").read_text().splitlines()[-1] == f"save {INSPECT['Id']}"  # by Id: no name is set on the worker
+
+
 def test_image_check_mode_stages_nothing(bench: Bench) -> None:
     docker(bench, GOOD)
     assert bench.run(check=True, what="image", image="a:1")["changed"]
@@ -281,7 +350,7 @@ def test_image_check_mode_stages_nothing(bench: Bench) -> None:
     [
         (GOOD, {}, {"image": "none"}, "image-missing", "none is not on this node"),
         (GOOD, {}, {"fingerprint": "f" * 64}, "image-changed", "fingerprint"),
-        (GOOD, {"save_rc": 1, "save_err": "write /x: no space left on device"}, {}, "disk-image", "no space left"),
+        (GOOD, {"save_rc": 1, "save_err": "write /x: no space left on device"}, {"transport": "relay"}, "disk-image", "no space left"),
         (GOOD, {"save_rc": 1, "save_err": "unexpected EOF"}, {}, "image-save", "unexpected EOF"),
         ({"c.json": b"{}"}, {}, {}, "image-save", "no complete image"),
     ],
@@ -307,7 +376,7 @@ def test_containerd_store_is_served_in_place(bench: Bench, monkeypatch: pytest.M
     docker(bench, {}, driver='[["driver-type","io.containerd.snapshotter.v1"]]')
     content = bench.root / "content"
     content.mkdir()
-    view = {"manifest_digest": "sha256:" + "3" * 64, "manifests": {}, "blobs": {}, "bytes": 77}
+    view = {"manifest_digest": "sha256:" + "3" * 64, "manifests": {}, "blobs": {}, "bytes": 77, "layers": []}
     monkeypatch.setattr(_image, "content_roots", lambda root, toml: [str(bench.root / "nope"), str(content)])
     monkeypatch.setattr(_image, "view_of_content", lambda directory, inspect: dict(view) if directory == str(content) else None)
     server = bench.run(what="image", image="a:1")["server"]
