@@ -295,7 +295,7 @@ def many(model: Model, workers: t.Sequence[Node]) -> Sample:
         sent, cpu, begin = head.sent(), cpu_of(pid), time.monotonic()
         running = []
         for index, worker in enumerate(workers):
-            running.append(worker.start(*model.argv(worker, server, peers=chain[:index][::-1])))
+            running.append(worker.start(*model.argv(worker, server, peers=chain[:index][::-1], onward=worker != workers[-1])))
         used = 0.0
         for process in running:
             model.answer((process.stdout or sys.stdin).read())

@@ -134,6 +134,10 @@ options:
       manifest_digest:
         description: Not used here.
         type: str
+  onward:
+    description: Other workers read from this one while it receives. Otherwise the files are written past the page cache.
+    type: bool
+    default: false
   transport:
     description:
       - V(http) pulls from the server, V(rsync) uses C(rsync) over SSH as the login user, V(auto) takes the first and falls back to the second
@@ -488,6 +492,7 @@ class ModelSync:
             stall=self.params["stall_timeout"],
             node=self.node,
             progress=self.progress,
+            direct=not self.params["onward"],
         )
 
     def _rsync(self, missing: list[dict[str, t.Any]]) -> dict[str, t.Any]:
@@ -566,6 +571,7 @@ def argument_spec() -> dict[str, t.Any]:
         "manifest": {"type": "list", "elements": "dict", "required": True},
         "server": {"type": "dict", "options": server},
         "peers": {"type": "list", "elements": "dict", "default": [], "options": server},
+        "onward": {"type": "bool", "default": False},
         "transport": {"type": "str", "choices": ["auto", "http", "rsync"], "default": "auto"},
         "ssh_user": {"type": "str", "default": ""},
         "prune": {"type": "bool", "default": False},

@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -164,6 +166,7 @@ class Lab:
         timeout: float = 60.0,
         processes: int = 3,
         peers: list[_transfer.Source] | None = None,
+        direct: bool = False,
     ) -> dict[str, t.Any]:
         source = _transfer.Source("127.0.0.1", port or self.port, token)
         return _transfer.pull_blobs(
@@ -195,6 +198,33 @@ def test_resume_moves_only_the_rest(lab: Lab) -> None:
         stats = lab.pull()
         assert stats["bytes_transferred"] == server.stats()["bytes_sent"] == sum(item["size"] for item in lab.rows) - 2_000_000
     lab.check()
+
+
+@pytest.mark.parametrize("there", [0, 1 << 20, 1_000_001])
+@pytest.mark.parametrize("refused", [False, True])
+def test_writing_past_the_page_cache(lab: Lab, monkeypatch: pytest.MonkeyPatch, there: int, refused: bool) -> None:
+    """Whole blocks go to the disk directly, the rest and whatever a file system refuses does not; the content is the same."""
+    row = lab.rows[0]
+    (lab.staging / (row["blob"] + ".part")).write_bytes(lab.data[row["blob"]][:there])
+    directly: list[int] = []
+    original = _transfer.Puller._write
+
+    def spy(fd: int, view: memoryview, offset: int) -> None:
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
+            if refused:
+                raise OSError(errno.EINVAL, "Invalid argument")
+            directly.append(offset)
+        original(fd, view, offset)
+
+    monkeypatch.setattr(_transfer.Puller, "_write", staticmethod(spy))
+    with lab.server():
+        source = _transfer.Source("127.0.0.1", lab.port, TOKEN)
+        puller = _transfer.Puller([source], lab.target, stall=5.0, node="w", direct=True)
+        for item in lab.rows:
+            puller.fetch(item, lambda count: None)
+    lab.check()
+    if not refused and there != 1_000_001 and puller._open_direct(str(lab.blobs / row["blob"])) >= 0:
+        assert there in directly
 
 
 @pytest.mark.parametrize("kind", ["flipped", "too long", "complete"])
