@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import contextlib
 import typing as t
 from pathlib import Path
@@ -114,6 +115,11 @@ class TestOtherPort:
         assert run.rc == 0
         spark.answers()
         assert f"transport: - 'rank 0: gloo over tcp, {PORT1}' - 'rank 1: gloo over tcp, {PORT0}'" in run.text
+
+    def test_the_ranks_keep_the_names_of_their_own_node(self) -> None:
+        """The list for vLLM 0.17 and older, which would hand on the head's."""
+        kept = spark.on(spark.HEAD, "docker", "exec", "spark-vllm", "cat", "/etc/vllm/ray_non_carry_over_env_vars.json")
+        assert {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "UCX_NET_DEVICES"} <= set(json.loads(kept))
 
     @pytest.mark.parametrize(("node", "port"), [("spark-1", PORT1), ("spark-2", PORT0)])
     def test_each_container_has_the_names_of_its_node(self, node: str, port: str) -> None:
