@@ -4,8 +4,8 @@
 
 from __future__ import annotations
 
-import json
 import contextlib
+import json
 import typing as t
 from pathlib import Path
 
