@@ -34,6 +34,7 @@ DEFINITION = "dgxspark.serving.definition"
 LOOK = 5.0
 SECOND_LOOK = 3.0
 SAME_LOOKS = 14  # 70 s: Ray declares a silent node dead well within a minute
+RANK_GRACE = 75.0  # a playbook stops the head's server first; this rank then ends by itself, before the playbook takes it away
 ATTEMPTS = 3
 GOOD = 3600.0  # after so long of service an earlier failure does not count any more
 
@@ -166,8 +167,13 @@ class Gang:
                 lambda: self.node.has_address(self.gang["address"]), self.gang["wait"], lambda: f"no interface has {self.gang['address']}"
             )
             while True:
-                self.bring_up()
-                self.watch()
+                try:
+                    self.bring_up()
+                    self.watch()
+                except DockerError as exc:  # Docker is restarted, or slow under load
+                    self.node.tell(f"waits: {exc}")
+                    self.node.sleep(LOOK)
+                    self.until(self.docker_answers, 300, lambda: "Docker does not answer")
         except Down as reason:
             self.node.tell(f"down: {reason}")
             return 1
@@ -251,6 +257,7 @@ class Gang:
         head, port = self.gang["head_address"], self.gang["ray_port"]
         if not self.gang["head"]:
             self.until(lambda: self.node.listens(head, port), self.gang["wait"], lambda: f"no answer of the head's Ray at {head}:{port}")
+            ray = self.stand_by()[RAY]  # a playbook may have launched another one meanwhile
         if not ray["running"]:
             self.node.empty_tmp(RAY)
             self.start(RAY)
@@ -274,6 +281,10 @@ class Gang:
         self.until(complete, self.gang["wait"], lambda: "the gang is not complete: " + "; ".join(missing))
 
     def bring_up_server(self, server: t.Mapping[str, t.Any]) -> None:
+        if not self.gang["head"] and not server["running"]:  # its rank waits for the head's for some minutes only
+            head, port = self.gang["head_address"], self.gang["mp_port"]
+            self.until(lambda: self.node.listens(head, port), self.gang["wait"], lambda: f"no answer of the head's rank at {head}:{port}")
+            server = self.stand_by()[VLLM]
         if not server["running"]:
             self.start(VLLM)
         if not self.gang["head"]:  # a headless rank has no port to ask
@@ -286,7 +297,7 @@ class Gang:
         try:
             self.until(answers, self.gang["ready_timeout"], lambda: f"{VLLM} gives no answer")
         except Down:
-            if self.node.docker.inspect([VLLM]).get(VLLM, {}).get("running"):
+            if self.containers().get(VLLM, {}).get("running"):  # not one that a playbook has launched meanwhile
                 self.node.docker.stop(VLLM, 60)  # what hangs must not keep the memory
             raise
 
@@ -313,6 +324,10 @@ class Gang:
                 self.node.tell(f"{RAY} {exit_text(lost[RAY])}: joins again when the head's Ray answers")
                 return
             reason = self.ended(VLLM, lost[VLLM])
+            if self.gang["executor"] != "ray" and not self.gang["head"]:
+                self.node.sleep(RANK_GRACE)
+                if VLLM not in self.lost():
+                    return
             if self.gang["executor"] != "ray" or self.same_gang():
                 raise Down(f"{reason}. It is not started again by itself: playbooks/restart.yml does")
             self.node.tell(f"{VLLM} ended when a node left: waits for its return ({reason})")

@@ -313,6 +313,8 @@ def legs(own: Ends, rails: t.Sequence[Rail], peers: t.Sequence[Peer]) -> list[tu
 
     Twins that share one subnet are joined by their position, as NCCL joins them, and each is pinned to its interface.
     """
+    if any(_same_subnet(own.address, rail.subnet) for rail in rails):  # NET-05: the kernel may name the other half of the port
+        own = dataclasses.replace(own, pinned=True)
     result = [(own, peer) for peer in peers]
     for rail in rails:
         place = [other for other in rails if other.subnet == rail.subnet].index(rail)

@@ -28,6 +28,12 @@ OK, LOW, FAILED, NOT_RUN, NO_FIGURE = "ok", "LOW", "FAILED", "not run", "no figu
 DEGRADED = 20.0  # Gb/s; below it a port that should do 100 is in the known state after a warm reboot
 
 
+def _rank(found: t.Any, address: str, subnet: str) -> tuple[bool, bool, bool]:
+    """Order of an interface's addresses: the node's fabric address, one in its subnet, any other, link-local last."""
+    inside = bool(subnet) and ipaddress.IPv4Address(found.address) in Network(subnet, strict=False)
+    return found.address != address, not inside, bool(found.link_local)
+
+
 def links(interfaces: t.Sequence[Interface], hcas: t.Sequence[Hca], address: str, subnet: str) -> list[dict[str, t.Any]]:
     """One row for each interface that could carry a fabric. ``rail`` is 1 for the one with the address (or one in the subnet), 2 for its other half when
     that has an address.
@@ -45,7 +51,7 @@ def links(interfaces: t.Sequence[Interface], hcas: t.Sequence[Hca], address: str
         rows.append(
             {
                 "interface": item.name,
-                "addresses": [str(addr) for addr in item.addresses],
+                "addresses": [str(addr) for addr in sorted(item.addresses, key=lambda addr: _rank(addr, address, subnet))],
                 "mtu": item.mtu,
                 "speed": item.speed or 0,
                 "up": item.up,

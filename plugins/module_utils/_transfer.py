@@ -727,6 +727,7 @@ def pull_blobs(
             found=f"{text} from {head.address}:{head.port}",
             expected=f"{len(order)} files from the head",
             remedy="check the fabric and the head, then run again: what arrived is reused",
+            reached=pool.bytes > 0,
         )
 
     def tick(count: int) -> None:

@@ -283,12 +283,16 @@ class Setup:
             diff={"before_header": self.path, "before": current, "after_header": self.path if text else "(no file)", "after": text},
         )
         state = self.plan(current, had, ports, text, links)
+        # netplan applies every edit that waits in its files: the interface by which Ansible comes has to come back, too
+        login = self.login()
+        way = [i.name for i in self.interfaces() if i.name not in names and any(a.address == login for a in i.addresses)]
+        state["before"] = {**links, **_fabric_change.read_links(way, self.run)}
         after = {
             **{name: target["addresses"] for name, target in state["links"].items()},
             **{port["name"]: port["addresses"] for port in ports},
         }
         if changed:
-            _fabric_setup.check_login(self.problem, self.login(), links, after)
+            _fabric_setup.check_login(self.problem, login, links, after)
             self.validate(text)
             if not self.module.check_mode:
                 self.start(state)

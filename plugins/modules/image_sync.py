@@ -718,7 +718,13 @@ class ImageSync:
             self._tag(str(same["Id"]), self.local)
             return
         if self.params["layers"] or self.params["size"]:
-            self._space(self.params["layers"], self.params["size"])
+            roots = self._data_roots()
+            layers = [
+                {**layer, "diff_id": _image.local_diff_id(roots, layer["diff_id"]) or layer["diff_id"]} for layer in self.params["layers"]
+            ]
+            missing = [layer for layer in layers if not _image.has_blob(roots, layer["diff_id"])]
+            if missing or not layers:
+                self._space(missing, self.params["size"])
         self._would(f"pull {self.local} from the head", wanted)
 
     def _use(self, image: dict[str, t.Any]) -> None:

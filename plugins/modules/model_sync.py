@@ -391,8 +391,20 @@ class ModelSync:
                     _snapshot.discard(self.folder, self.commit, row)
                     missing.append(row)
         unique_missing = _snapshot.unique_blobs(missing)
+        if self.plain:
+            unique_missing = [row for row in unique_missing if not self._kept(row)]
         self.result["missing"] = {"files": len(unique_missing), "bytes": sum(row["size"] for row in unique_missing)}
         return unique_missing
+
+    def _kept(self, row: dict[str, t.Any]) -> bool:
+        """Whether an interrupted run had finished this file of a plain model; it is published from there."""
+        path = os.path.join(self.blobs, row["blob"])
+        try:
+            if os.stat(path).st_size != row["size"]:
+                return False
+        except OSError:
+            return False
+        return self.module.check_mode or self._hash([(path, row["algo"])]) == [row["blob"]]
 
     def _hash(self, jobs: list[tuple[str, str]]) -> list[str]:
         return _transfer.hash_many(
@@ -421,10 +433,11 @@ class ModelSync:
 
     @staticmethod
     def _part_size(staging: str, row: dict[str, t.Any]) -> int:
-        try:
-            return os.stat(os.path.join(staging, row["blob"] + _transfer.PART)).st_size
-        except OSError:
-            return 0
+        total = 0
+        for name in (row["blob"] + _transfer.PART, os.path.join(_rsync.FOLDER, row["path"])):
+            with contextlib.suppress(OSError):
+                total += os.stat(os.path.join(staging, name)).st_size
+        return min(total, int(row["size"]))
 
     def _pull(self, missing: list[dict[str, t.Any]]) -> None:
         if not self.params["server"]:

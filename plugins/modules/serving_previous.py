@@ -67,6 +67,12 @@ options:
       - With O(state=started), stop a container that runs first.
     type: bool
     default: false
+  tmp_volume:
+    description:
+      - With O(state=kept), the volume of the Ray cluster that is to be launched. When what is written down holds it (the same settings again after an
+        upgrade that was cut off or could not be rolled back), that is removed, because a new cluster needs a fresh one.
+    type: str
+    default: ""
   timeout:
     description:
       - Seconds that a container has to end by itself before it is killed.
@@ -210,7 +216,14 @@ class Previous:
             return False
         return status == 200 and names == [entry["served_model_name"]]
 
+    def again(self) -> bool:
+        """Whether what is written down is of the very cluster that is to be launched."""
+        ids = {entry["id"] for entry in self.own.values()}
+        return any(c["id"] in ids and self.p["tmp_volume"] in _previous.tmp_volumes(c) for c in self.found.values())
+
     def keep(self) -> None:
+        if self.p["tmp_volume"] and self.again():
+            self.forget()
         present = {name: self.ours(name) for name in NAMES}
         wanted = self.p["keep"] and not self.own and any(present.values())  # else what runs was launched after it and is not proven
         server = present["spark-vllm"]
@@ -327,6 +340,7 @@ def main() -> None:
             "keep": {"type": "bool", "default": False},
             "ask": {"type": "bool", "default": False},
             "restart": {"type": "bool", "default": False},
+            "tmp_volume": {"type": "str", "default": ""},
             "timeout": {"type": "int", "default": 60},
             "record": {"type": "path", "default": "/var/lib/dgxspark-serving/stopped.json"},
             "node": {"type": "str", "default": ""},

@@ -29,6 +29,7 @@ def gang(head=True, executor="ray", **more):
         "gpus_per_node": 1,
         "executor": executor,
         "ray_port": 6379,
+        "mp_port": 29501,
         "url": "http://127.0.0.1:30000",
         "served_model": "tiny",
         "containers": containers,
@@ -268,3 +269,43 @@ def test_what_serves_already_is_only_watched():
 def test_mp_starts_its_rank_and_does_not_ask_ray():
     machine = Machine({"spark-vllm": (False, "vllm-1")}, end=100, nodes={})
     assert run(machine, executor="mp", head=False) == "goes on" and machine.done == ["start spark-vllm"]
+
+
+def test_a_server_that_a_playbook_launched_meanwhile_is_not_stopped():
+    def launched(machine):
+        machine.containers["spark-vllm"].update(definition="vllm-2")
+
+    machine = Machine(OFF, {300: launched}, answers=False)
+    assert run(machine, ready_timeout=600) == 1 and "stop spark-vllm" not in machine.done
+
+
+def test_ray_that_a_playbook_launched_meanwhile_keeps_its_sockets():
+    def launched(machine):
+        machine.containers["spark-ray"]["running"] = True
+        machine.change(listens=True)
+
+    machine = Machine({"spark-ray": (False, "ray-1")}, {90: launched}, end=200, listens=False)
+    assert run(machine, head=False) == "goes on" and machine.done == []
+
+
+def test_a_restart_of_docker_is_waited_for():
+    machine = Machine(ON, {100: lambda m: m.change(docker=False), 120: lambda m: m.change(docker=True)}, end=300)
+    assert run(machine) == "goes on" and machine.told[-1] == "serves"
+
+
+def test_a_rank_of_mp_waits_for_the_heads():
+    machine = Machine({"spark-vllm": (False, "vllm-1")}, {900: lambda m: m.change(listens=True)}, end=1000, listens=False)
+    assert run(machine, executor="mp", head=False) == "goes on" and machine.done == ["start spark-vllm"]
+    assert "waits: no answer of the head's rank at 192.168.200.12:29501 (30 of 1800 s)" in machine.told
+
+
+def test_a_rank_of_mp_that_a_playbook_stops_is_no_failure():
+    machine = Machine(
+        {"spark-vllm": (True, "vllm-1")}, {100: lambda m: m.end_of("spark-vllm"), 130: lambda m: m.containers.clear()}, end=300
+    )
+    assert run(machine, executor="mp", head=False) == "goes on" and machine.told[-1].startswith("stands by")
+
+
+def test_a_rank_of_mp_that_ended_stays_down():
+    machine = Machine({"spark-vllm": (True, "vllm-1")}, {100: lambda m: m.end_of("spark-vllm")}, end=600)
+    assert run(machine, executor="mp", head=False) == 1 and "spark-vllm exited with code 1" in machine.told[-1]

@@ -60,6 +60,16 @@ PAIR = {
 }
 
 
+def test_the_fabric_address_comes_first():
+    """A port may have a link-local address or an alias beside it."""
+    port = Interface(
+        "enp1s0f1np1", flags=LIT, mtu=9000, device="0000:01:00.1", driver="mlx5_core",
+        addresses=(Address("169.254.35.62", 16), Address("192.168.200.112", 24), Address("192.168.200.12", 24)),
+    )  # fmt: skip
+    (row,) = test.links([port], [], "192.168.200.12", "192.168.200.0/24")
+    assert row["addresses"] == ["192.168.200.12/24", "192.168.200.112/24", "169.254.35.62/16"]
+
+
 def test_links_of_a_spark():
     hcas = [
         Hca("rocep1s0f1", 1, "ACTIVE", "Ethernet", ("enp1s0f1np1",), ()),

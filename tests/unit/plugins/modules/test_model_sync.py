@@ -430,3 +430,29 @@ def test_all_belongs_to_the_login_user(bench: Bench, monkeypatch: pytest.MonkeyP
     for path in [bench.cache, *bench.cache.rglob("*")]:
         assert path.lstat().st_uid == 12345, path
         assert path.is_symlink() or path.stat().st_mode & 0o044 == 0o044
+
+
+def test_an_interrupted_copy_of_a_plain_model_goes_on(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What had arrived whole is used; a file that is damaged meanwhile is fetched again."""
+    rows = [{"path": path, "size": len(text), "blob": hashlib.sha256(text).hexdigest(), "algo": "sha256"} for path, text in FILES.items()]
+    blobs = {}
+    for row in rows:
+        (bench.head / row["blob"]).write_bytes(FILES[row["path"]])
+        blobs[row["blob"]] = {"path": str(bench.head / row["blob"]), "size": row["size"]}
+    place = tmp_path / "data" / "m"
+    over = {"repo_id": str(place), "manifest": rows, "revision": _snapshot.plain_revision(rows), "ref": ""}
+
+    def power_cut(*args: t.Any) -> None:
+        raise KeyboardInterrupt
+
+    with bench.serving() as server:
+        server.config["blobs"] = blobs
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(_snapshot, "publish_plain", power_cut)
+            bench.run(**over)
+        largest = max(rows, key=lambda row: row["size"])
+        (arrived,) = [path for path in tmp_path.rglob(largest["blob"]) if bench.head not in path.parents]
+        arrived.write_bytes(b"x" * largest["size"])
+        result = bench.run(**over)
+    assert result["bytes_transferred"] == largest["size"]
+    assert {row["path"]: (place / row["path"]).read_bytes() for row in rows} == FILES

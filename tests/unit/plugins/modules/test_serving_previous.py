@@ -238,3 +238,13 @@ def test_removed(previous):
     assert machine.states == {"spark-vllm": "runs"} and machine.volumes == {"spark-tmp-a"}
     previous(machine, "removed")
     assert machine.states == {} and machine.volumes == set()
+
+
+def test_the_same_settings_again_after_an_upgrade_that_was_cut_off_get_a_fresh_volume(previous):
+    """Back to the inventory of before: what is written down is of the very cluster that is launched, and holds its volume."""
+    machine = Machine("spark-ray", "spark-vllm")
+    upgrade(previous, machine)
+    assert "spark-tmp-a" in machine.volumes
+    for name in ("spark-vllm", "spark-ray"):
+        result = previous(machine, "kept", containers=[name], tmp_volume="spark-tmp-a")
+    assert machine.states == {} and machine.volumes == set() and result["own"] == {} and not previous.record.exists()
