@@ -295,13 +295,25 @@ def keyfile_conflicts(files: t.Mapping[str, str], ports: t.Iterable[str]) -> lis
     return found
 
 
-def conflict_problem(wanted: Wanted, conflicts: t.Sequence[tuple[str, str, str]]) -> Problem:
-    """One error for all of them."""
+KINDS = ("ethernets", "wifis", "bonds", "bridges", "vlans", "tunnels", "modems")
+
+
+def beside(content: t.Any, ports: t.Container[str]) -> list[str]:
+    """What a netplan file defines beside these ports: such a file must not be moved away as a whole, the node could be cut off."""
+    return sorted(str(name) for kind in KINDS for name in _section(content, "network", kind) if name not in ports)
+
+
+def conflict_problem(
+    wanted: Wanted, conflicts: t.Sequence[tuple[str, str, str]], others: t.Mapping[str, t.Sequence[str]] | None = None
+) -> Problem:
+    """One error for all of them. ``others``: what each file defines beside the fabric ports (see ``beside``)."""
     listed = "; ".join(f"{port} in {path} ({what})" for port, path, what in conflicts)
     paths = sorted({path for dummy, path, dummy2 in conflicts})
     profiles = [path for path in paths if path.endswith(".nmconnection")]
-    moves = [f"sudo mv {path} {path}.off" for path in paths if path not in profiles]
+    shared = {path: names for path, names in (others or {}).items() if names and path in paths}
+    moves = [f"sudo mv {path} {path}.off" for path in paths if path not in profiles and path not in shared]
     hints = [f"'{' && '.join(moves)}'"] if moves else []
+    hints += [f"take the fabric ports out of {path} and leave {', '.join(names)} in it" for path, names in sorted(shared.items())]
     if profiles:
         hints.append("'sudo nmcli connection modify <profile> connection.autoconnect no'")
     return wanted.problem(

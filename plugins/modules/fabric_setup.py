@@ -311,11 +311,13 @@ class Setup:
         hardware = {
             port["name"]: (by_name[port["name"]].driver, self.sysfs.text("class", "net", port["name"], "address") or "") for port in ports
         }
-        conflicts, notes = _fabric_setup.netplan_conflicts({path: self.yaml(path) for path in self.others()}, ports, hardware)
+        files = {path: self.yaml(path) for path in self.others()}
+        conflicts, notes = _fabric_setup.netplan_conflicts(files, ports, hardware)
         conflicts += _fabric_setup.keyfile_conflicts({path: text_or_nothing(path) for path in glob.glob(KEYFILES)}, list(hardware))
         self.notes += notes
         if conflicts:
-            raise _fabric_setup.conflict_problem(wanted, conflicts)
+            beside = {path: _fabric_setup.beside(content, hardware) for path, content in files.items()}
+            raise _fabric_setup.conflict_problem(wanted, conflicts, beside)
         return ports
 
     def plan(

@@ -212,6 +212,17 @@ def test_conflicts_are_one_error():
     assert "mv /etc/NetworkManager" not in problem.remedy
 
 
+def test_a_file_with_other_interfaces_is_not_to_be_moved_away():
+    """It may hold the address by which the node is reached."""
+    content = {
+        "network": {"ethernets": {"enP7s7": {"addresses": ["10.0.0.13/24"]}, "enp1s0f1np1": {"dhcp4": True}}, "vlans": {"lan": {"id": 7}}}
+    }
+    others = {"/etc/netplan/50-site.yaml": setup.beside(content, {"enp1s0f1np1": ("mlx5_core", "")})}
+    problem = setup.conflict_problem(setup.parse(INPUTS), [("enp1s0f1np1", "/etc/netplan/50-site.yaml", "dhcp")], others)
+    assert "sudo mv" not in problem.remedy
+    assert "take the fabric ports out of /etc/netplan/50-site.yaml and leave enP7s7, lan in it" in problem.remedy
+
+
 @pytest.mark.parametrize(
     ("login", "after", "refused"),
     [
