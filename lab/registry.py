@@ -168,7 +168,7 @@ def index(directory: str, digest: str, size: int, architecture: str) -> str:
 
 
 def tag_path(directory: str, reference: str) -> str:
-    name, _, version = reference.rpartition(":")
+    name, dummy, version = reference.rpartition(":")
     return os.path.join(directory, "tags", f"{name.replace('/', '~')}~{version}")
 
 

@@ -57,7 +57,7 @@ class Node:
 
     def tell(self, text: str) -> None:
         """One line for ``systemctl status`` and the journal."""
-        print(text, flush=True)
+        say(text)
         notify(f"STATUS={text}")
 
     def has_address(self, address: str) -> bool:
@@ -131,6 +131,12 @@ def run_command(argv: t.Sequence[str], data: str | None = None, binary_data: boo
     except FileNotFoundError:
         return 127, "", f"{argv[0]}: command not found"
     return done.returncode, done.stdout, done.stderr
+
+
+def say(text: str) -> None:
+    """A line for the journal."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
 
 
 def notify(text: str) -> None:
@@ -357,11 +363,11 @@ def main(path: str) -> int:
         with open(path, encoding="utf-8") as handle:
             gang = json.load(handle)
     except (OSError, ValueError) as exc:
-        print(f"down: {path}: {exc}", file=sys.stderr)
+        say(f"down: {path}: {exc}")
         return 1
     try:
         return Gang(gang, Node()).run()
     except DockerError as exc:
-        print(f"down: {exc}", file=sys.stderr)
+        say(f"down: {exc}")
         notify(f"STATUS=down: {exc}")
         return 1

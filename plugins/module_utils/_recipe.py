@@ -161,9 +161,9 @@ def kind_of(data: t.Any) -> str:
     if isinstance(data.get("settings"), dict):
         return "own"
     version = str(data.get("recipe_version", ""))
-    if version.split(".")[0] == "1":
+    if version.partition(".")[0] == "1":
         return "eugr"
-    if version.split(".")[0] == "2" or (not version and "model" in data and {"runtime", "container"} & set(data)):
+    if version.partition(".")[0] == "2" or (not version and "model" in data and {"runtime", "container"} & set(data)):
         return "sparkrun"
     if not version and {"name", "container", "command"} <= set(data):
         return "eugr"

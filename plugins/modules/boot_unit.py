@@ -80,10 +80,11 @@ import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
 
-# _boot is not used here: it travels to the node with this module, and from there into the unit's program.
-from ansible_collections.dgxspark.serving.plugins.module_utils import _boot, _boot_files  # noqa: F401
+from ansible_collections.dgxspark.serving.plugins.module_utils import _boot, _boot_files
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 from ansible_collections.dgxspark.serving.plugins.module_utils._wait import Run, bounded
+
+PROGRAM = _boot  # travels to the node with this module, and from there into the unit's program
 
 
 class BootUnit:

@@ -251,7 +251,7 @@ class Node:
     @staticmethod
     def systemctl(unit: str, verb: str) -> list[str]:
         """The command that does this to a unit."""
-        ((user, names),) = _tenants.units_by_user([unit]).items()
+        user, names = next(iter(_tenants.units_by_user([unit]).items()))
         return [*_tenants.systemctl(user), verb, "--", *names]
 
     def gpu_pids(self, items: t.Sequence[t.Mapping[str, t.Any]], containers: t.Sequence[t.Mapping[str, t.Any]]) -> dict[int, str]:

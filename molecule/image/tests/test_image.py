@@ -35,9 +35,9 @@ def reference(version: int | str, host: str = "127.0.0.1") -> str:
     return f"{host}:{PORT}/{NAME}:{version}"
 
 
-def make(version: int | str, layers: t.Sequence[t.Any] = LAYERS, **over: t.Any) -> dict[str, t.Any]:
+def make(version: int | str, layers: t.Sequence[t.Any] | None = None, **over: t.Any) -> dict[str, t.Any]:
     """An image in the head's registry: an index with attestations, as BuildKit pushes it."""
-    text = json.dumps({"layers": layers, "attest": True, **over})
+    text = json.dumps({"layers": LAYERS if layers is None else layers, "attest": True, **over})
     return json.loads(spark.on("spark-1", "python3", f"{FOLDER}/registry.py", "make", FOLDER, f"{NAME}:{version}", text))
 
 

@@ -38,7 +38,7 @@ while True:
 
 
 def ip(*args: str) -> None:
-    subprocess.run(["ip", *args], check=True, capture_output=True, text=True, timeout=10)
+    subprocess.run(["ip", *args], check=True, capture_output=True, text=True, timeout=10, check=False)
 
 
 def unavailable() -> str:
@@ -48,9 +48,9 @@ def unavailable() -> str:
     if not shutil.which("ip"):
         return "no iproute2"
     probe = f"dgxt{os.getpid()}"
-    made = subprocess.run(["ip", "netns", "add", probe], capture_output=True, text=True, timeout=10)
+    made = subprocess.run(["ip", "netns", "add", probe], capture_output=True, text=True, timeout=10, check=False)
     if made.returncode == 0:
-        inside = subprocess.run(["ip", "netns", "exec", probe, "true"], capture_output=True, text=True, timeout=10)
+        inside = subprocess.run(["ip", "netns", "exec", probe, "true"], capture_output=True, text=True, timeout=10, check=False)
         ip("netns", "delete", probe)
         made = inside
     return f"no network namespaces: {made.stderr.strip()}" if made.returncode else ""
@@ -85,7 +85,9 @@ class Node:
             self.ip("addr", "add", address, "dev", name)
 
     def run(self, *args: str, **more: t.Any) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(["ip", "netns", "exec", self.namespace, *args], capture_output=True, text=True, timeout=60, **more)
+        return subprocess.run(
+            ["ip", "netns", "exec", self.namespace, *args], capture_output=True, text=True, timeout=60, check=False, **more
+        )
 
     def module(self, name: str, **params: t.Any) -> dict[str, t.Any]:
         """What a module of the collection answers on this node."""
@@ -129,7 +131,7 @@ def make():
 
     yield make
     for node in nodes:
-        subprocess.run(["ip", "netns", "delete", node.namespace], capture_output=True, timeout=10)
+        subprocess.run(["ip", "netns", "delete", node.namespace], capture_output=True, timeout=10, check=False)
 
 
 def cable(one: Node, other: Node, name: str = F1, other_name: str = F1) -> None:

@@ -22,7 +22,8 @@ def run(monkeypatch):
     shown = []
     monkeypatch.setattr(serving_recipes.display, "display", shown.append)
 
-    def run(hostvars=None, groups=GROUPS, **arguments):
+    def run(hostvars=None, groups=None, **arguments):
+        groups = groups or GROUPS
         shown.clear()
         plugin = serving_recipes.ActionModule.__new__(serving_recipes.ActionModule)
         plugin._task = types.SimpleNamespace(args=arguments)

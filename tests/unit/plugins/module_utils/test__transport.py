@@ -42,8 +42,8 @@ def log(name):
     return (FIXTURES / f"{name}.log").read_text(encoding="utf-8")
 
 
-def record(nccl=None, worker="", connections=(), names=None, rails=RAILS):
-    return tp.rank_record(4711, nccl, tp.parse_worker(worker), list(connections), names or {}, rails)
+def record(nccl=None, worker="", connections=(), names=None, rails=None):
+    return tp.rank_record(4711, nccl, tp.parse_worker(worker), list(connections), names or {}, RAILS if rails is None else rails)
 
 
 @pytest.mark.parametrize(

@@ -35,9 +35,9 @@ def unit(tmp_path, systemctl, check=False):
     )
 
 
-def present(tmp_path, systemctl, program=PROGRAM, gang=GANG, check=False):
+def present(tmp_path, systemctl, program=None, gang=None, check=False):
     made = unit(tmp_path, systemctl, check)
-    made.present(program, gang)
+    made.present(program or PROGRAM, gang or GANG)
     return made
 
 

@@ -174,8 +174,9 @@ def stop(monkeypatch, tmp_path):
         monkeypatch.setattr(basic.AnsibleModule, "exit_json", leave)
         monkeypatch.setattr(basic.AnsibleModule, "fail_json", lambda self, **result: leave(self, failed=True, **result))
         monkeypatch.setattr(service_stop, "bounded", lambda run_command: machine.run)
-        links = lambda path: "/sgl-workspace"  # noqa: E731
-        monkeypatch.setattr(service_stop.Node.__init__, "__defaults__", (machine.read, machine.kill, machine.api, links))
+        monkeypatch.setattr(
+            service_stop.Node.__init__, "__defaults__", (machine.read, machine.kill, machine.api, lambda path: "/sgl-workspace")
+        )
         monkeypatch.setattr(service_stop, "clock", lambda total, interval: iter([0.0, 1.0, 2.0]))
         with (
             patch_module_args(
