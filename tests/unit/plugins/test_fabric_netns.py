@@ -38,7 +38,7 @@ while True:
 
 
 def ip(*args: str) -> None:
-    subprocess.run(["ip", *args], check=True, capture_output=True, text=True, timeout=10, check=False)
+    subprocess.run(["ip", *args], check=True, capture_output=True, text=True, timeout=10)
 
 
 def unavailable() -> str:
