@@ -1,0 +1,3 @@
+# Copyright (c) 2026 dgxspark.serving contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+from copied_image import empty_worker, registry, usual, whole  # noqa: F401
