@@ -21,18 +21,6 @@ def rank_of(node: str) -> list[str]:
     return args[args.index("--nnodes") : args.index("--nnodes") + 4]
 
 
-def test_mp_that_cannot_start_gives_ray_back() -> None:
-    before = {node: [c["Id"] for c in spark.inspect(node, *spark.OURS)] for node in spark.NODES}
-    run = spark.site(spark_executor="mp", spark_max_model_len=200000)
-    assert run.rc != 0
-    message = run.message(run.failures[-1], last=True)
-    for word in ("max_model_len 200000", "The version that ran before (sparklab/tiny-qwen3) serves again."):
-        assert word in message
-    assert ours() == RAY_PAIR
-    assert {node: [c["Id"] for c in spark.inspect(node, *spark.OURS)] for node in spark.NODES} == before
-    spark.answers()
-
-
 def test_ray_to_mp() -> None:
     run = spark.site(spark_executor="mp")
     assert run.rc == 0
@@ -43,27 +31,6 @@ def test_ray_to_mp() -> None:
     assert (again.rc, again.changed) == (0, 0)
     status = spark.site(playbook="status.yml", spark_executor="mp")
     assert "SERVING: it answers" in status.output and "Ray " not in status.output.split("SERVING")[1].split("NODE")[0]
-
-
-def test_a_rank_that_ends_while_it_loads_ends_all_and_the_version_before_is_back() -> None:
-    """The server on the head does not notice it by itself."""
-    before = {node: spark.inspect(node, "spark-vllm")[0]["Id"] for node in spark.NODES}
-
-    def kill() -> bool:
-        new = spark.inspect("spark-2", "spark-vllm")
-        if "spark-vllm" not in spark.running("spark-1") or not new or new[0]["Id"] == before["spark-2"]:
-            return False
-        spark.on("spark-2", "docker", "kill", "spark-vllm", check=False)
-        return True
-
-    with spark.meanwhile(kill) as killed:
-        run = spark.site(spark_executor="mp", spark_max_model_len=512)
-    assert killed and run.rc != 0
-    message = run.message(run.failures[-1], last=True)
-    assert message.startswith("spark-2: ") and "found container spark-vllm exited with code 137" in message
-    assert "The version that ran before (sparklab/tiny-qwen3) serves again." in message
-    assert ours() == RANKS and {node: spark.inspect(node, "spark-vllm")[0]["Id"] for node in spark.NODES} == before
-    spark.answers()
 
 
 def test_a_rank_that_ends_later_is_told_and_mended() -> None:

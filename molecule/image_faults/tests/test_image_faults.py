@@ -15,6 +15,7 @@ import spark
 from copied_image import (
     ANSIBLE,
     FOLDER,
+    LAYERS,
     MB,
     NAME,
     PORT,
@@ -151,11 +152,15 @@ def test_the_controller_is_killed_and_the_play_started_again(empty_worker: None)
 )
 def test_a_registry_that_misbehaves(usual: None, given: dict[str, t.Any], words: str) -> None:
     forget()
+    version = "new-" + "-".join(given)
+    make(version, [["opt/n", 60 * MB, version], *LAYERS[1:]])  # a layer that no store keeps of an earlier pull
     fault(**given)
-    failed(site(), "spark-1", words)
-    nothing_half("spark-1")
+    failed(site(version), "spark-1", words)
+    assert not layers_of("spark-1", reference(version))
     fault()
-    finishes()
+    assert site(version).rc == 0
+    assert layers_of("spark-1", reference(version)) == layers_of("spark-2", reference(version)) != []
+    nothing_left()
 
 
 def test_a_registry_without_tls(usual: None) -> None:
