@@ -10,24 +10,12 @@ from pathlib import Path
 
 import pytest
 import spark
-
-# More than the model supports: vLLM's parser takes it, so the probe of the image cannot know, and the server refuses it when it starts.
-TOO_LONG = 200000
-RECORD = f"{spark.STATE}/stopped.json"
-
-
-def record_is_there(node: str) -> bool:
-    return spark.shell(node, f"test -e {RECORD} && echo yes", check=False).strip() == "yes"
+from rolled_back import TOO_LONG, identities, last_message, previous_is_back, record_is_there
 
 
 def log(node: str, name: str) -> str:
     """What was kept of the log of a container that failed."""
     return spark.on(node, "cat", f"{spark.STATE}/failed/{name}.log")
-
-
-def last_message(run: spark.Run) -> str:
-    """What the play ended with."""
-    return run.message(run.failures[-1], last=True)
 
 
 def old_service_is_back() -> None:
@@ -133,47 +121,8 @@ def test_old_services_of_every_kind_come_back(all_kinds: None) -> None:
 # --- our own version of before: the whole gang of it
 
 
-def identities() -> dict[str, list[str]]:
-    return {node: sorted(c["Id"] for c in spark.inspect(node, *spark.OURS)) for node in spark.NODES}
-
-
-def previous_is_back(run: spark.Run, before: dict[str, list[str]]) -> None:
-    assert run.rc != 0
-    assert "The version that ran before (sparklab/tiny-qwen3) serves again." in last_message(run)
-    assert identities() == before
-    for node, count in (("spark-1", 2), ("spark-2", 1)):
-        assert len([name for name in spark.containers(node) if name.startswith("spark-")]) == count
-        assert len(spark.on(node, "docker", "volume", "ls", "-q", "--filter", "name=spark-tmp").split()) == 1
-        assert not record_is_there(node)
-    assert spark.ray_nodes() == [[address, 1.0] for address in spark.NODES.values()]
-    spark.answers()
-
-
 def test_an_upgrade_that_replaces_ray_too_and_fails_gives_the_version_before_back() -> None:
     assert spark.site().rc == 0
     before = identities()
     previous_is_back(spark.site(spark_ray_num_cpus=3, spark_max_model_len=TOO_LONG), before)
     assert spark.site().changed == 0
-
-
-def test_an_upgrade_that_was_cut_off_and_then_fails_gives_the_version_before_back() -> None:
-    """The controller dies while the new server loads, and the next run cannot start its own either."""
-    before = identities()
-    spark.cut_off(
-        lambda: "spark-vllm-previous" in spark.containers("spark-1") and "spark-vllm" in spark.running("spark-1"), spark_max_model_len=512
-    )
-    assert record_is_there("spark-1")
-    previous_is_back(spark.site(spark_max_model_len=TOO_LONG), before)
-
-
-def test_an_upgrade_that_is_proven_leaves_nothing_of_the_version_before() -> None:
-    """Cut off too: the next run takes over what it finds loading."""
-    spark.cut_off(
-        lambda: "spark-vllm-previous" in spark.containers("spark-1") and "spark-vllm" in spark.running("spark-1"), spark_max_model_len=512
-    )
-    new = spark.inspect("spark-1", "spark-vllm")[0]["Id"]
-    assert spark.site(spark_max_model_len=512).rc == 0
-    assert spark.containers("spark-1") == [spark.OLD, "spark-ray", "spark-vllm"] and spark.inspect("spark-1", "spark-vllm")[0]["Id"] == new
-    assert not record_is_there("spark-1")
-    assert spark.call("/v1/models")["data"][0]["max_model_len"] == 512
-    assert spark.site(spark_max_model_len=512).changed == 0
