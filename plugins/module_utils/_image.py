@@ -253,7 +253,6 @@ def last_line(text: str) -> str:
 # --- blobs of an image on the head ---
 
 _OCI = "application/vnd.oci.image."
-_INDEX_TYPES = (_OCI + "index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
 _MANIFEST_TYPES = (_OCI + "manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json")
 
 
