@@ -21,8 +21,9 @@ import sys
 import time
 import typing as t
 import urllib.parse
+import uuid
 
-from ansible_collections.dgxspark.serving.plugins.module_utils import _diagnosis, _ray
+from ansible_collections.dgxspark.serving.plugins.module_utils import _calls, _diagnosis, _ray
 from ansible_collections.dgxspark.serving.plugins.module_utils._boot_files import UNIT_NAME
 from ansible_collections.dgxspark.serving.plugins.module_utils._containers import Docker, DockerError, exit_text
 from ansible_collections.dgxspark.serving.plugins.module_utils._wait import bounded
@@ -36,6 +37,7 @@ SECOND_LOOK = 3.0
 SAME_LOOKS = 14  # 70 s: Ray declares a silent node dead well within a minute
 RANK_GRACE = 75.0  # a playbook stops the head's server first; this rank then ends by itself, before the playbook takes it away
 ATTEMPTS = 3
+PROOF = 60.0  # a gang of mp that looks broken is stopped only when it produces no token within this time
 GOOD = 3600.0  # after so long of service an earlier failure does not count any more
 
 
@@ -51,6 +53,7 @@ class Node:
 
     def __init__(self) -> None:
         self.docker = Docker(bounded(run_command))
+        self.listener: _calls.Listener | None = None
 
     now = staticmethod(time.monotonic)
     sleep = staticmethod(time.sleep)
@@ -74,6 +77,14 @@ class Node:
         except OSError:
             return False
         return True
+
+    call = staticmethod(_calls.call)
+
+    def attend(self, place: tuple[str, int, str], seconds: float, state: t.Callable[[], t.Mapping[str, t.Any]]) -> bool:
+        """Sleep, and answer the head's unit meanwhile; True when it says that the ranks start now. ``place``: own address, port, the head's address."""
+        if self.listener is None:
+            self.listener = _calls.Listener(*place)
+        return self.listener.attend(seconds, state)
 
     def table(self, container: str, address: str) -> dict[str, t.Any]:
         """Ray's node table (see _ray)."""
@@ -103,17 +114,17 @@ class Node:
             else:
                 os.unlink(path)
 
-    def answers(self, url: str, model: str) -> bool:
-        """Whether the server produces a token now."""
+    def answers(self, url: str, model: str, patience: float = 300) -> bool:
+        """Whether the server produces a token now, within so many seconds."""
         body = json.dumps({"model": model, "prompt": "hello", "max_tokens": 4, "temperature": 0})
         # 401: a key protects it, and this program has none. 400 and 404: a model without plain completions.
-        return self._http(url, "/health") == 200 and self._http(url, "/v1/completions", body) in (200, 400, 401, 404)
+        return self._http(url, "/health") == 200 and self._http(url, "/v1/completions", body, patience) in (200, 400, 401, 404)
 
     @staticmethod
-    def _http(url: str, path: str, body: str | None = None) -> int:
+    def _http(url: str, path: str, body: str | None = None, patience: float = 10) -> int:
         """The status of one request to this node, without proxies; 0 without an answer."""
         target = urllib.parse.urlsplit(url)
-        connection = http.client.HTTPConnection(target.hostname or "", target.port, timeout=300 if body else 10)
+        connection = http.client.HTTPConnection(target.hostname or "", target.port, timeout=patience)
         try:
             connection.request("POST" if body else "GET", path, body, {"Content-Type": "application/json"} if body else {})
             return connection.getresponse().status
@@ -164,6 +175,12 @@ class Gang:
         self.own = [name for name in (RAY, VLLM) if name in gang["containers"]]
         self.starts: dict[str, int] = {}
         self.members: frozenset[tuple[str, str]] = frozenset()
+        # Executor mp: the units talk to each other.
+        self.mp = gang["executor"] != "ray"
+        self.unit = uuid.uuid4().hex
+        self.partners = _calls.Partners([a for a in gang["addresses"] if a != gang["address"]], SAME_LOOKS)
+        self.ready = False  # a worker's: its rank runs, or may be started when the head says so
+        self.told_to_start = False
 
     def run(self) -> int:
         """Until the service stays down for a reason (then 1)."""
@@ -225,7 +242,27 @@ class Gang:
             if waited - told >= 30:
                 self.node.tell(f"waits: {what()} ({waited:.0f} of {limit:.0f} s)")
                 told = waited
-            self.node.sleep(2.0)
+            self.pause(2.0)
+
+    def pause(self, seconds: float) -> None:
+        """Sleep; a worker of mp answers the head's unit meanwhile."""
+        if not self.mp or self.gang["head"]:
+            self.node.sleep(seconds)
+        elif self.node.attend((self.gang["address"], self.gang["mp_port"], self.gang["head_address"]), seconds, self.own_state):
+            self.told_to_start = True
+
+    def own_state(self) -> dict[str, t.Any]:
+        """What a worker of mp answers."""
+        try:
+            rank = self.containers().get(VLLM)
+        except DockerError:
+            rank = None
+        running = bool(rank and rank["running"])
+        return {
+            "unit": self.unit,
+            "rank": f"{rank['id']} {rank['started_at']}" if rank and running else "",
+            "ready": rank is not None and (running or self.ready),
+        }
 
     def stand_by(self) -> dict[str, dict[str, t.Any]]:
         """Our containers, all of them. Without them (taken away by a playbook, never launched) it waits: that is no failure."""
@@ -238,7 +275,7 @@ class Gang:
             if told != missing:
                 self.node.tell(f"stands by: no {missing} of this definition on this node")
                 told = missing
-            self.node.sleep(LOOK)
+            self.pause(LOOK)
 
     # -- starting
 
@@ -287,10 +324,13 @@ class Gang:
         self.until(complete, self.gang["wait"], lambda: "the gang is not complete: " + "; ".join(missing))
 
     def bring_up_server(self, server: t.Mapping[str, t.Any]) -> None:
-        if not self.gang["head"] and not server["running"]:  # its rank waits for the head's for some minutes only
-            head, port = self.gang["head_address"], self.gang["mp_port"]
-            self.until(lambda: self.node.listens(head, port), self.gang["wait"], lambda: f"no answer of the head's rank at {head}:{port}")
+        if self.mp and not server["running"]:  # a rank waits for the others for some minutes only: all start at the same time
+            server = self.gather()
+        if self.told_to_start and server["running"]:  # what is left of a gang whose head was started anew
+            self.node.tell("the head starts the gang anew: stops this rank")
+            self.node.docker.stop(VLLM, 60)
             server = self.stand_by()[VLLM]
+        self.told_to_start = False
         if not server["running"]:
             self.start(VLLM)
         if not self.gang["head"]:  # a headless rank has no port to ask
@@ -307,13 +347,41 @@ class Gang:
                 self.node.docker.stop(VLLM, 60)  # what hangs must not keep the memory
             raise
 
+    def gather(self) -> dict[str, t.Any]:
+        """Executor mp: until all ranks may be started, or a playbook has started this one."""
+        missing: list[str] = []
+
+        def taken() -> bool:
+            server = self.containers().get(VLLM)
+            return server is None or bool(server["running"])
+
+        def all_start() -> bool:
+            missing[:] = [a for a in self.partners.addresses if not (self.node.call(a, self.gang["mp_port"], "state") or {}).get("ready")]
+            if not missing:
+                missing[:] = [
+                    a for a in self.partners.addresses if not (self.node.call(a, self.gang["mp_port"], "start") or {}).get("starts")
+                ]
+            return not missing
+
+        if self.gang["head"]:
+            self.partners.forget()
+            self.until(lambda: taken() or all_start(), self.gang["wait"], lambda: f"no rank is ready on {', '.join(missing)}")
+        else:
+            self.ready = True
+            head = self.gang["head_address"]
+            self.until(lambda: self.told_to_start or taken(), self.gang["wait"], lambda: f"no word from the head's unit at {head}")
+            self.ready = False
+        return self.stand_by()[VLLM]
+
     # -- watching
 
     def watch(self) -> None:
         """Returns when the gang has to be brought up again; Down when the service stays down."""
         began = self.node.now()
         while True:
-            self.node.sleep(LOOK)
+            self.pause(LOOK)
+            if self.told_to_start:
+                return
             lost = self.lost()
             if lost:  # while a playbook replaces containers, one is seen ended before it is gone: look again
                 self.node.sleep(SECOND_LOOK)
@@ -323,6 +391,8 @@ class Gang:
             if not lost:
                 if len(self.containers()) < len(self.own):
                     return  # a playbook took them away or made others: stand by
+                if self.mp and self.gang["head"] and self.partners_left():
+                    return
                 continue
             if RAY in lost and self.gang["head"]:
                 raise Down(self.ended(RAY, lost[RAY]))
@@ -330,13 +400,18 @@ class Gang:
                 self.node.tell(f"{RAY} {exit_text(lost[RAY])}: joins again when the head's Ray answers")
                 return
             reason = self.ended(VLLM, lost[VLLM])
-            if self.gang["executor"] != "ray" and not self.gang["head"]:
+            if self.mp and not self.gang["head"]:
+                if not self.ended_by_itself(lost[VLLM]):
+                    self.node.tell(f"{reason}: waits for the head's unit")
+                    return
                 self.node.sleep(RANK_GRACE)
                 if VLLM not in self.lost():
                     return
-            if self.gang["executor"] != "ray" or self.same_gang():
                 raise Down(f"{reason}. It is not started again by itself: playbooks/restart.yml does")
-            self.node.tell(f"{VLLM} ended when a node left: waits for its return ({reason})")
+            if self.same_gang():
+                raise Down(f"{reason}. It is not started again by itself: playbooks/restart.yml does")
+            if VLLM in self.lost():
+                self.node.tell(f"{VLLM} ended when a node left: waits for its return ({reason})")
             return
 
     def lost(self) -> dict[str, dict[str, t.Any]]:
@@ -345,10 +420,42 @@ class Gang:
     def same_gang(self) -> bool:
         """Whether the very same Ray nodes are alive as when the server was started, also a while later: Ray takes its time to miss one."""
         for dummy in range(SAME_LOOKS):
-            if members_of(self.table()) != self.members:
+            if VLLM not in self.lost():
+                return False  # a playbook has started it, or taken it away
+            if self.mp:
+                if any(how != "ended" for how in self.partners.look(self.ask_partners()).values()):
+                    return False
+            elif members_of(self.table()) != self.members:
                 return False
             self.node.sleep(LOOK)
         return True
+
+    def ask_partners(self) -> dict[str, dict[str, t.Any] | None]:
+        return {address: self.node.call(address, self.gang["mp_port"], "state") for address in self.partners.addresses}
+
+    def partners_left(self) -> bool:
+        """Executor mp, on the head: whether the gang has to be brought up again because a node left. vLLM itself goes on waiting for its rank."""
+        left = self.partners.look(self.ask_partners())
+        if not left:
+            return False
+        self.node.sleep(SECOND_LOOK)
+        left = self.partners.look(self.ask_partners())
+        if not left or self.node.answers(self.gang["url"], self.gang["served_model"], PROOF):
+            self.partners.forget()
+            return False
+        if not self.containers().get(VLLM, {}).get("running"):
+            return True  # a playbook was quicker
+        text = ", ".join(f"{address} ({how})" for address, how in sorted(left.items()))
+        self.node.tell(f"{VLLM} gives no answer since the rank left on {text}: stops it")
+        self.node.docker.stop(VLLM, 60)
+        if "ended" in left.values():
+            raise Down(f"the rank on {text}. It is not started again by itself: playbooks/restart.yml does")
+        return True
+
+    def ended_by_itself(self, container: t.Mapping[str, t.Any]) -> bool:
+        """Whether a worker's rank ended for a reason of its own, and not because the head's rank had left it."""
+        cause = _diagnosis.best(_diagnosis.scan(self.node.docker.log_text(VLLM, tail=400, timestamps=False).splitlines()))
+        return int(container.get("exit_code") or 0) >= 128 or (cause is not None and _diagnosis.rank(cause) == 0)
 
 
 def members_of(table: t.Mapping[str, t.Any]) -> frozenset[tuple[str, str]]:

@@ -18,7 +18,7 @@ WANTS_PATH = f"/etc/systemd/system/multi-user.target.wants/{UNIT_NAME}"
 PROGRAM_DIR = "/usr/local/lib/dgxspark-serving"
 GANG_PATH = "/var/lib/dgxspark-serving/boot.json"
 PACKAGE = "ansible_collections/dgxspark/serving/plugins/module_utils"
-SOURCES = ("_boot", "_boot_files", "_containers", "_diagnosis", "_problem", "_ray", "_wait")
+SOURCES = ("_boot", "_boot_files", "_calls", "_containers", "_diagnosis", "_problem", "_ray", "_wait")
 
 DEFINITION = "dgxspark.serving.definition"
 

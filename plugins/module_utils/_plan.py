@@ -239,7 +239,7 @@ def ray_ports(settings: dict[str, t.Any], head: bool) -> list[int]:
 def open_ports(settings: dict[str, t.Any], head: bool) -> list[int]:
     """What the other nodes must reach there: the services of the executor, and one of those that Gloo, NCCL and vLLM get from the system."""
     if settings["executor"] == "mp":
-        return [*([settings["mp_port"]] if head else []), SYSTEM_PORT]
+        return [settings["mp_port"], SYSTEM_PORT]  # on the head vLLM's, on the others that of the unit for the boot (see _calls)
     return [*ray_ports(settings, head), *RAY_WORKER_PORTS, SYSTEM_PORT]
 
 

@@ -44,7 +44,8 @@ class Machine:
 
     def __init__(self, containers, events=None, end=10000.0, **state):
         self.containers = {
-            name: {"name": name, "running": running, "definition": made, "exit_code": 0} for name, (running, made) in containers.items()
+            name: {"name": name, "running": running, "definition": made, "exit_code": 0, "id": f"id-{name}", "started_at": "at first"}
+            for name, (running, made) in containers.items()
         }
         self.events = dict(events or {})
         self.end = end
@@ -59,6 +60,8 @@ class Machine:
             "answers": True,
             "nodes": {HEAD: "a", WORKER: "b"},
             "reserved": False,
+            "partner": {"unit": "u1", "rank": "r1", "ready": True},
+            "called": False,
             **state,
         }
         self.docker = self
@@ -87,7 +90,7 @@ class Machine:
 
     def start(self, name):
         self.done.append(f"start {name}")
-        self.containers[name]["running"] = True
+        self.containers[name].update(running=True, started_at=f"at {self.clock:.0f}")
         return 0, "", ""
 
     def stop(self, name, grace):
@@ -111,7 +114,22 @@ class Machine:
     def empty_tmp(self, name):
         self.done.append(f"empty the /tmp of {name}")
 
-    def answers(self, url, model):
+    def call(self, address, port, word):
+        assert port == 29501
+        partner = self.state["partner"]
+        if word == "start":
+            self.done.append(f"call {address}")
+            return partner and {**partner, "starts": partner["ready"]}
+        return partner
+
+    def attend(self, place, seconds, state):
+        assert place == (WORKER, 29501, HEAD)
+        self.sleep(seconds)
+        self.answered = state()
+        called, self.state["called"] = self.state["called"] and self.answered["ready"], False
+        return called
+
+    def answers(self, url, model, patience=300):
         return self.state["answers"] and self.containers["spark-vllm"]["running"]
 
     def table(self, container, address):
@@ -267,7 +285,7 @@ def test_what_serves_already_is_only_watched():
 
 
 def test_mp_starts_its_rank_and_does_not_ask_ray():
-    machine = Machine({"spark-vllm": (False, "vllm-1")}, end=100, nodes={})
+    machine = Machine({"spark-vllm": (False, "vllm-1")}, end=100, nodes={}, called=True)
     assert run(machine, executor="mp", head=False) == "goes on" and machine.done == ["start spark-vllm"]
 
 
@@ -293,10 +311,96 @@ def test_a_restart_of_docker_is_waited_for():
     assert run(machine) == "goes on" and machine.told[-1] == "serves"
 
 
-def test_a_rank_of_mp_waits_for_the_heads():
-    machine = Machine({"spark-vllm": (False, "vllm-1")}, {900: lambda m: m.change(listens=True)}, end=1000, listens=False)
+RANK_OFF, RANK_ON = {"spark-vllm": (False, "vllm-1")}, {"spark-vllm": (True, "vllm-1")}
+
+
+def test_a_rank_of_mp_starts_when_the_heads_unit_says_so():
+    machine = Machine(RANK_OFF, {900: lambda m: m.change(called=True)}, end=1000)
     assert run(machine, executor="mp", head=False) == "goes on" and machine.done == ["start spark-vllm"]
-    assert "waits: no answer of the head's rank at 192.168.200.12:29501 (30 of 1800 s)" in machine.told
+    assert "waits: no word from the head's unit at 192.168.200.12 (30 of 1800 s)" in machine.told
+    assert machine.answered["ready"] and machine.answered["rank"].startswith("id-spark-vllm at 90")
+
+
+def test_the_ranks_of_mp_start_at_the_same_time():
+    """A rank gives up after some minutes without the others."""
+    machine = Machine(RANK_OFF, {200: lambda m: m.change(partner={"unit": "u1", "rank": "", "ready": True})}, end=300, partner=None)
+    assert run(machine, executor="mp") == "goes on" and machine.told[-1] == "serves"
+    assert machine.done == [f"call {WORKER}", "start spark-vllm"]
+    assert "waits: no rank is ready on 192.168.200.13 (30 of 1800 s)" in machine.told
+
+
+@pytest.mark.parametrize("partner", [None, {"unit": "u1", "rank": "", "ready": False}], ids=["not there", "its unit is not ready"])
+def test_a_head_of_mp_without_its_partner_stays_down(partner):
+    machine = Machine(RANK_OFF, partner=partner)
+    assert run(machine, executor="mp") == 1 and machine.done == []
+    assert machine.told[-1] == "down: no rank is ready on 192.168.200.13, for 1800 s"
+
+
+REBOOTED = {"unit": "u2", "rank": "", "ready": True}
+HANGS = {"answers": False}
+
+
+@pytest.mark.parametrize("seen", [None, REBOOTED], ids=["was away", "was back before it was missed"])
+def test_a_partner_of_mp_that_alone_was_rebooted(seen):
+    """The head's server hangs then, and would hang for ever."""
+    events = {
+        100: lambda m: m.change(partner=seen, **HANGS),
+        300: lambda m: m.change(partner=REBOOTED, answers=True),
+    }
+    machine = Machine(RANK_ON, events, end=600)
+    assert run(machine, executor="mp") == "goes on" and machine.told[-1] == "serves"
+    assert machine.done == ["stop spark-vllm", f"call {WORKER}", "start spark-vllm"]
+
+
+def test_a_head_of_mp_that_alone_was_rebooted():
+    """The rank on the worker may run on, and is of no use."""
+    machine = Machine(RANK_ON, {100: lambda m: m.change(called=True)}, end=300)
+    assert run(machine, executor="mp", head=False) == "goes on" and machine.told[-1] == "is part of the gang"
+    assert machine.done == ["stop spark-vllm", "start spark-vllm"]
+
+
+def test_a_rank_of_mp_that_ended_without_its_head_joins_the_next_gang():
+    machine = Machine(RANK_ON, {100: lambda m: m.end_of("spark-vllm"), 400: lambda m: m.change(called=True)}, end=600)
+    assert run(machine, executor="mp", head=False) == "goes on" and machine.done == ["start spark-vllm"]
+
+
+def test_a_rank_of_mp_that_ended_by_itself_ends_the_gang():
+    """Nobody else would: the others go on waiting for it, and hold their memory."""
+    machine = Machine(RANK_ON, {100: lambda m: m.change(partner={"unit": "u1", "rank": "", "ready": False}, **HANGS)})
+    assert run(machine, executor="mp") == 1 and machine.done == ["stop spark-vllm"]
+    assert machine.told[-1].startswith("down: the rank on 192.168.200.13 (ended). It is not started again by itself")
+
+
+@pytest.mark.parametrize(
+    "partner",
+    [None, {"unit": "u1", "rank": "", "ready": False}, {"unit": "u2", "rank": "r1", "ready": True}],
+    ids=["no word of its unit", "Docker does not tell it", "its unit was started anew"],
+)
+def test_a_server_of_mp_that_answers_is_never_stopped(partner):
+    machine = Machine(RANK_ON, {100: lambda m: m.change(partner=partner)}, end=2000)
+    assert run(machine, executor="mp") == "goes on" and machine.done == [] and machine.told == ["serves"]
+
+
+def test_a_server_of_mp_that_ended_by_itself_stays_down():
+    """Its partner's rank ends in consequence."""
+
+    def ends(machine):
+        machine.end_of("spark-vllm")
+        machine.change(partner={"unit": "u1", "rank": "", "ready": True})
+
+    machine = Machine(RANK_ON, {100: ends})
+    assert run(machine, executor="mp") == 1 and machine.done == []
+    assert "spark-vllm exited with code 1. It is not started again by itself" in machine.told[-1]
+
+
+def test_a_server_of_mp_that_ended_with_its_partners_node_is_started_again():
+    def power_cut(machine):
+        machine.end_of("spark-vllm")
+        machine.change(partner=None)
+
+    machine = Machine(RANK_ON, {100: power_cut, 300: lambda m: m.change(partner=REBOOTED)}, end=600)
+    assert run(machine, executor="mp") == "goes on"
+    assert machine.done == [f"call {WORKER}", "start spark-vllm"]
 
 
 def test_a_rank_of_mp_that_a_playbook_stops_is_no_failure():
@@ -306,6 +410,16 @@ def test_a_rank_of_mp_that_a_playbook_stops_is_no_failure():
     assert run(machine, executor="mp", head=False) == "goes on" and machine.told[-1].startswith("stands by")
 
 
-def test_a_rank_of_mp_that_ended_stays_down():
-    machine = Machine({"spark-vllm": (True, "vllm-1")}, {100: lambda m: m.end_of("spark-vllm")}, end=600)
-    assert run(machine, executor="mp", head=False) == 1 and "spark-vllm exited with code 1" in machine.told[-1]
+@pytest.mark.parametrize(
+    "code, log, reason",
+    [
+        (137, "", "spark-vllm exited with code 137"),
+        (1, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", "spark-vllm exited with code 1: "),
+    ],
+    ids=["killed", "out of memory"],
+)
+def test_a_rank_of_mp_that_ended_by_itself_stays_down(code, log, reason):
+    events = {100: lambda m: m.end_of("spark-vllm", code, log), 150: lambda m: m.change(called=True)}
+    machine = Machine(RANK_ON, events, end=600)
+    assert run(machine, executor="mp", head=False) == 1 and reason in machine.told[-1]
+    assert machine.done == [] and not machine.answered["ready"]
