@@ -96,8 +96,7 @@ class ActionModule(ActionBase):
         problems = _plan.node_problems(settings, me) if me else []
         if me and me["head"]:
             problems += _plan.input_problems(settings, members) + _plan.gang_problems(members, settings.get("gid_index") or "")
-            problem = _plan.heads_problem(settings, (me["node"].get("snapshot") or {}).get("config"))
-            problems += [problem] if problem else []
+            problems += _plan.model_problems(settings, (me["node"].get("snapshot") or {}).get("config"))
         if problems:
             if not problems[0].node:
                 problems[0].node = name

@@ -97,7 +97,8 @@ def gang_of(settings: t.Mapping[str, t.Any], plan: t.Mapping[str, t.Any], name: 
         "gpus_per_node": settings["gpus_per_node"],
         "executor": settings["executor"],
         "ray_port": settings["ray_port"],
-        "mp_port": settings["mp_port"],
+        # where the head's rank listens while it starts
+        "mp_port": settings["dp_port"] if settings["data_parallel"] > 1 else settings["mp_port"],
         "url": settings["api_local_url"],
         "served_model": settings["served_model_name"],
         "containers": {key: container["labels"][DEFINITION] for key, container in node["containers"].items()},

@@ -15,7 +15,7 @@ import json
 import os
 import typing as t
 
-from ansible_collections.dgxspark.serving.plugins.module_utils import _fabric_path, _overrides, _tenants, _topology, _transport
+from ansible_collections.dgxspark.serving.plugins.module_utils import _fabric_path, _layers, _overrides, _tenants, _topology, _transport
 from ansible_collections.dgxspark.serving.plugins.module_utils._image import local_reference
 from ansible_collections.dgxspark.serving.plugins.module_utils._previous import SUFFIX
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
@@ -51,6 +51,21 @@ SYSTEM_PORT = 45000  # one of those that Linux gives to who asks for any (32768 
 
 # Arguments of "vllm serve" that place the ranks of the executor mp.
 MP_FLAGS = ("--nnodes", "-n", "--node-rank", "-r", "--master-addr", "--master-port", "--headless")
+# Those that place data parallel engines. The modes with a balancer of somebody else are left out: one endpoint is what is proven.
+DP_FLAGS = (
+    *(
+        "--data-parallel-size",
+        "-dp",
+        "--data-parallel-size-local",
+        "-dpl",
+        "--data-parallel-rank",
+        "-dpn",
+        "--data-parallel-start-rank",
+        "-dpr",
+    ),
+    *("--data-parallel-address", "-dpa", "--data-parallel-rpc-port", "-dpp", "--data-parallel-backend", "-dpb"),
+    *("--data-parallel-external-lb", "-dpe", "--data-parallel-hybrid-lb", "-dph", "--data-parallel-multi-port-external-lb"),
+)
 
 
 def digest(value: t.Any) -> str:
@@ -127,19 +142,86 @@ def input_problems(settings: dict[str, t.Any], members: list[dict[str, t.Any]]) 
 
 
 def parallel_problems(settings: dict[str, t.Any], nodes: int) -> list[Problem]:
-    """Tensor × pipeline parallel size must be the number of GPUs of the inventory (RAY-03)."""
-    gpus = nodes * settings["gpus_per_node"]
-    wanted = settings["tensor_parallel"] * settings["pipeline_parallel"]
-    if wanted == gpus:
-        return []
-    return [
-        Problem(
-            "RAY-03",
-            found=f"spark_tensor_parallel {settings['tensor_parallel']} x spark_pipeline_parallel {settings['pipeline_parallel']} = {wanted} ranks",
-            expected=f"{gpus} ranks, one for each GPU of the inventory ({nodes} nodes x spark_gpus_per_node {settings['gpus_per_node']})",
-            remedy="set spark_tensor_parallel so that the product is the number of GPUs, or correct the inventory's hosts",
+    """Tensor × pipeline × data parallel size must be the number of GPUs of the inventory (RAY-03); whole engines on a node or whole nodes in an engine."""
+    each = settings["gpus_per_node"]
+    gpus = nodes * each
+    engine = settings["tensor_parallel"] * settings["pipeline_parallel"]
+    wanted = engine * settings["data_parallel"]
+    sizes = f"spark_tensor_parallel {settings['tensor_parallel']} x spark_pipeline_parallel {settings['pipeline_parallel']}"
+    sizes += f" x spark_data_parallel {settings['data_parallel']}" if settings["data_parallel"] > 1 else ""
+    if wanted != gpus:
+        return [
+            Problem(
+                "RAY-03",
+                found=f"{sizes} = {wanted} ranks",
+                expected=f"{gpus} ranks, one for each GPU of the inventory ({nodes} nodes x spark_gpus_per_node {each})",
+                remedy="set spark_tensor_parallel so that the product is the number of GPUs, or correct the inventory's hosts",
+            )
+        ]
+    if settings["data_parallel"] > 1 and engine % each and each % engine:
+        return [
+            Problem(
+                "RAY-03",
+                found=f"{sizes}, engines of {engine} GPUs on nodes with {each}",
+                expected="engines that divide a node, or that take whole nodes",
+                remedy="choose spark_tensor_parallel x spark_pipeline_parallel as a divisor or a multiple of spark_gpus_per_node",
+            )
+        ]
+    return []
+
+
+def spans_nodes(settings: dict[str, t.Any]) -> bool:
+    """Whether one engine has ranks on several nodes."""
+    return bool(settings["tensor_parallel"] * settings["pipeline_parallel"] > settings["gpus_per_node"])
+
+
+def model_problems(settings: dict[str, t.Any], config: dict[str, t.Any] | None) -> list[Problem]:
+    """Parallel sizes that this model cannot be split into. ``config`` is config.json, or None as long as it is not known."""
+    found = (heads_problem(settings, config), layers_problem(settings, config), engines_problem(settings, config))
+    return [problem for problem in found if problem]
+
+
+def layers_problem(settings: dict[str, t.Any], config: dict[str, t.Any] | None) -> Problem | None:
+    """Every stage of a pipeline needs a layer, and VLLM_PP_LAYER_PARTITION must deal out exactly the model's (pp-layers)."""
+    stages = settings["pipeline_parallel"]
+    layers = _layers.count(config)
+    given = str(settings["env"].get("VLLM_PP_LAYER_PARTITION") or "")
+    if stages == 1 or not layers:
+        return None
+    told = f"spark_pipeline_parallel {stages}"
+    if given and _layers.partition(given, layers, stages) is None:
+        return Problem(
+            "pp-layers",
+            stage="model",
+            found=f"{told} and VLLM_PP_LAYER_PARTITION {given} in spark_env for a model with {layers} layers ({settings['model']})",
+            expected=f"{stages} numbers, one for each stage, whose sum is {layers}",
+            remedy="correct it, or leave it out: vLLM then deals the layers out evenly",
         )
-    ]
+    if stages > layers:
+        return Problem(
+            "pp-layers",
+            stage="model",
+            found=f"{told} and a model with {layers} layers ({settings['model']})",
+            expected=f"at most {layers} stages, each with a layer",
+            remedy="choose a smaller spark_pipeline_parallel, with spark_tensor_parallel or spark_data_parallel for the rest",
+        )
+    return None
+
+
+def engines_problem(settings: dict[str, t.Any], config: dict[str, t.Any] | None) -> Problem | None:
+    """Engines over several nodes without Ray: in vLLM 0.32 those of a model without experts all look for the head's address and hang (dp-nodes)."""
+    if settings["data_parallel"] == 1 or settings["executor"] != "mp" or not spans_nodes(settings):
+        return None
+    if not config or _layers.is_moe(config):
+        return None
+    return Problem(
+        "dp-nodes",
+        stage="model",
+        found=f"spark_executor mp with spark_data_parallel {settings['data_parallel']}, engines over several nodes, "
+        f"and a model without experts ({settings['model']})",
+        expected="spark_executor ray, or engines that fit on one node each",
+        remedy="set spark_executor: ray, or lower spark_tensor_parallel x spark_pipeline_parallel to spark_gpus_per_node",
+    )
 
 
 def heads_problem(settings: dict[str, t.Any], config: dict[str, t.Any] | None) -> Problem | None:
@@ -239,15 +321,22 @@ def ray_ports(settings: dict[str, t.Any], head: bool) -> list[int]:
 def open_ports(settings: dict[str, t.Any], head: bool) -> list[int]:
     """What the other nodes must reach there: the services of the executor, and one of those that Gloo, NCCL and vLLM get from the system."""
     if settings["executor"] == "mp":
-        return [*([settings["mp_port"]] if head else []), SYSTEM_PORT]
+        return [*mp_ports(settings, head), SYSTEM_PORT]
     return [*ray_ports(settings, head), *RAY_WORKER_PORTS, SYSTEM_PORT]
+
+
+def mp_ports(settings: dict[str, t.Any], head: bool) -> list[int]:
+    """The ports at which the ranks of the executor mp meet on a node."""
+    if settings["executor"] != "mp" or not head:
+        return []
+    return [settings["mp_port"], *([settings["dp_port"]] if settings["data_parallel"] > 1 else [])]
 
 
 def node_claims(settings: dict[str, t.Any], member: dict[str, t.Any]) -> list[dict[str, t.Any]]:
     """Who holds what we need on this node; see ``_tenants.claims``."""
     ports = [settings["api_port"]] if member["head"] else []
     ports += ray_ports(settings, member["head"])
-    ports += [settings["mp_port"]] if member["head"] and settings["executor"] == "mp" else []
+    ports += mp_ports(settings, member["head"])
     # The old service listens on both nodes, so the API port is looked at on workers too.
     if settings["api_port"] not in ports:
         ports.append(settings["api_port"])
@@ -495,6 +584,12 @@ def vllm_container(
     base = container_base(settings, member, members, cache_dir, tmp_volume)
     # Explicit, or vLLM would start a Ray of its own (RAY-03). Only here: "ray start" must not see it.
     base["env"]["RAY_ADDRESS"] = f"{member['address']}:{settings['ray_port']}"
+    if settings["data_parallel"] > 1:
+        spread = spans_nodes(settings)  # vLLM's word for an engine over several nodes; else it wants all of its GPUs on one
+        base["env"].setdefault("VLLM_RAY_DP_PACK_STRATEGY", "span" if spread else "strict")
+        engines = 1 if spread else settings["gpus_per_node"] // (settings["tensor_parallel"] * settings["pipeline_parallel"])
+        command += ["--data-parallel-size", str(settings["data_parallel"]), "--data-parallel-size-local", str(engines)]
+        command += ["--data-parallel-backend", "ray", "--data-parallel-address", member["address"]]
     own = carry_over_file(carry_over(settings, members))
     if own:
         root = base["env"].setdefault("VLLM_CONFIG_ROOT", CONFIG)
@@ -516,9 +611,13 @@ def rank_container(
     """``spark-vllm`` of one node for the executor ``mp``: its ranks, and on the head the API server too. No Ray."""
     head = next(m for m in members if m["head"])
     ranks = [head["name"], *(m["name"] for m in members if not m["head"])]
-    command = ["serve", snapshot_path(settings, revision), *vllm_arguments(settings)]
+    arguments = vllm_arguments(settings)
+    command = ["serve", snapshot_path(settings, revision), *(arguments if member["head"] else headless(arguments))]
     command += ["--nnodes", str(len(members)), "--node-rank", str(ranks.index(member["name"]))]
     command += ["--master-addr", head["address"], "--master-port", str(settings["mp_port"])]
+    if settings["data_parallel"] > 1:  # which engines are on which node, vLLM derives from the node's rank
+        command += ["--data-parallel-size", str(settings["data_parallel"])]
+        command += ["--data-parallel-address", head["address"], "--data-parallel-rpc-port", str(settings["dp_port"])]
     command += [] if member["head"] else ["--headless"]
     definition = {"name": VLLM, "entrypoint": ["vllm"], "command": command, **container_base(settings, member, members, cache_dir)}
     extra = image_fingerprint + (revision if is_plain(settings["model"]) else "")
@@ -541,7 +640,7 @@ def vllm_arguments(settings: dict[str, t.Any]) -> list[str]:
     for flag, value in ours:
         if value is not None:
             arguments += [flag, str(value)]
-    reserved = {flag for flag, _value in ours} | {"--model", "-tp", "-pp", "--data-parallel-size", "--api-key", *MP_FLAGS}
+    reserved = {flag for flag, _value in ours} | {"--model", "-tp", "-pp", "--api-key", *MP_FLAGS, *DP_FLAGS}
     for extra in settings["vllm_args"]:
         given = str(extra).split("=", 1)[0]
         flag = given.replace("_", "-") if given.startswith("--") else given  # vLLM takes both spellings
@@ -554,6 +653,18 @@ def vllm_arguments(settings: dict[str, t.Any]) -> list[str]:
             )
         arguments.append(str(extra))
     return arguments
+
+
+def headless(arguments: t.Sequence[str]) -> list[str]:
+    """Those arguments that a node without an API may have: vLLM refuses a number of API servers there."""
+    kept: list[str] = []
+    value = False
+    for word in arguments:
+        flag = word.partition("=")[0].replace("_", "-")
+        if not value and flag not in ("--api-server-count", "-asc"):
+            kept.append(word)
+        value = not value and flag in ("--api-server-count", "-asc") and "=" not in word
+    return kept
 
 
 def variable_for(flag: str) -> str:
@@ -571,6 +682,10 @@ def variable_for(flag: str) -> str:
         "--max-model-len": "spark_max_model_len",
         "--model": "spark_model",
         "--master-port": "spark_mp_port",
+        **dict.fromkeys(("--data-parallel-size", "-dp"), "spark_data_parallel"),
+        **dict.fromkeys(("--data-parallel-rpc-port", "-dpp"), "spark_dp_port"),
+        **dict.fromkeys(("--data-parallel-size-local", "-dpl", "--data-parallel-address", "-dpa"), "spark_data_parallel"),
+        **dict.fromkeys(("--data-parallel-backend", "-dpb"), "spark_data_parallel, and spark_executor"),
         **dict.fromkeys(
             ("--nnodes", "-n", "--node-rank", "-r", "--master-addr", "--headless"), "spark_executor, and the inventory's hosts"
         ),
@@ -780,6 +895,9 @@ def serving_plan(
         "ray_ports": ray_ports(settings, head=True),
         "paths": _fabric_path.paths(members, {m["name"]: [22, *open_ports(settings, m["head"])] for m in members}),
         "gpus": len(members) * settings["gpus_per_node"],
+        # Engines of a model without experts have nothing to say to each other.
+        "ranks_talk": spans_nodes(settings)
+        or (settings["data_parallel"] > 1 and _layers.is_moe((head["node"].get("snapshot") or {}).get("config"))),
         "nodes": nodes,
         "fabric": {
             "topology": _topology.topology(members),

@@ -50,12 +50,13 @@ def value_problems(settings: dict[str, t.Any]) -> list[Problem]:
         refuse("fabric_subnet", "an IPv4 subnet in CIDR form, such as 192.168.200.0/24, or nothing to have it found")
     if settings["gid_index"] not in ("", "auto") and not re.fullmatch(r"\d{1,3}", settings["gid_index"]):
         refuse("gid_index", "nothing (NCCL finds it), auto, or a number that is right for every RDMA device of every node")
-    for name in ("api_port", "ray_port", "mp_port"):
+    for name in ("api_port", "ray_port", "mp_port", "dp_port"):
         if not 1024 <= settings[name] <= 65535:
             refuse(name, "a port from 1024 to 65535")
     for name in (
         "tensor_parallel",
         "pipeline_parallel",
+        "data_parallel",
         "gpus_per_node",
         "ray_num_cpus",
         "ready_timeout",

@@ -20,6 +20,8 @@ SETTINGS = {
     "executor": "ray",
     "ray_port": 6379,
     "mp_port": 29501,
+    "dp_port": 29550,
+    "data_parallel": 1,
     "api_local_url": "http://127.0.0.1:30000",
     "served_model_name": "tiny",
     "ready_timeout": 3600,
@@ -104,6 +106,10 @@ def test_what_the_unit_has_to_know():
         "wait": 1800,
         "ready_timeout": 3600,
     }
+
+
+def test_a_worker_with_engines_of_its_own_waits_for_the_heads_engines():
+    assert _boot_files.gang_of({**SETTINGS, "executor": "mp", "data_parallel": 2}, PLAN, "spark-1")["mp_port"] == 29550
 
 
 def test_the_unit_never_restarts_by_itself_and_leaves_the_containers():
