@@ -22,12 +22,11 @@ import time
 import typing as t
 import urllib.parse
 
-from ansible_collections.dgxspark.serving.plugins.module_utils import _diagnosis, _ray
-from ansible_collections.dgxspark.serving.plugins.module_utils._boot_files import UNIT_NAME
+from ansible_collections.dgxspark.serving.plugins.module_utils import _diagnosis, _ray, _service
+from ansible_collections.dgxspark.serving.plugins.module_utils._boot_files import Paths
 from ansible_collections.dgxspark.serving.plugins.module_utils._containers import Docker, DockerError, exit_text
 from ansible_collections.dgxspark.serving.plugins.module_utils._wait import bounded
 
-RAY, VLLM = "spark-ray", "spark-vllm"
 DEFINITION = "dgxspark.serving.definition"
 
 # Seconds and numbers of tries.
@@ -161,7 +160,10 @@ class Gang:
     def __init__(self, gang: t.Mapping[str, t.Any], node: t.Any) -> None:
         self.gang = gang
         self.node = node
-        self.own = [name for name in (RAY, VLLM) if name in gang["containers"]]
+        service = str(gang.get("service") or "")
+        self.ray, self.vllm = _service.own(_service.RAY, service), _service.own(_service.VLLM, service)
+        self.unit = Paths(service).unit_name
+        self.own = [name for name in (self.ray, self.vllm) if name in gang["containers"]]
         self.starts: dict[str, int] = {}
         self.members: frozenset[tuple[str, str]] = frozenset()
 
@@ -210,7 +212,7 @@ class Gang:
             raise Down(self.ended(name, found))
 
     def table(self) -> dict[str, t.Any]:
-        return dict(self.node.table(RAY, f"{self.gang['head_address']}:{self.gang['ray_port']}"))
+        return dict(self.node.table(self.ray, f"{self.gang['head_address']}:{self.gang['ray_port']}"))
 
     # -- waiting
 
@@ -245,7 +247,7 @@ class Gang:
     def start(self, name: str) -> None:
         count = self.starts[name] = self.starts.get(name, 0) + 1
         if count > ATTEMPTS:
-            raise Down(f"{name} was started {ATTEMPTS} times; see journalctl -u {UNIT_NAME} and docker logs {name}")
+            raise Down(f"{name} was started {ATTEMPTS} times; see journalctl -u {self.unit} and docker logs {name}")
         self.node.tell(f"starts {name} ({count} of {ATTEMPTS})")
         rc, dummy, err = self.node.docker.start(name)
         if rc:
@@ -253,30 +255,30 @@ class Gang:
 
     def bring_up(self) -> None:
         found = self.stand_by()
-        if RAY in self.own:
-            self.bring_up_ray(found[RAY])
-        if VLLM in self.own:
-            self.bring_up_server(self.stand_by()[VLLM])
+        if self.ray in self.own:
+            self.bring_up_ray(found[self.ray])
+        if self.vllm in self.own:
+            self.bring_up_server(self.stand_by()[self.vllm])
         self.node.tell("serves" if self.gang["head"] else "is part of the gang")
 
     def bring_up_ray(self, ray: t.Mapping[str, t.Any]) -> None:
         head, port = self.gang["head_address"], self.gang["ray_port"]
         if not self.gang["head"]:
             self.until(lambda: self.node.listens(head, port), self.gang["wait"], lambda: f"no answer of the head's Ray at {head}:{port}")
-            ray = self.stand_by()[RAY]  # a playbook may have launched another one meanwhile
+            ray = self.stand_by()[self.ray]  # a playbook may have launched another one meanwhile
         if not ray["running"]:
-            self.node.empty_tmp(RAY)
-            self.start(RAY)
+            self.node.empty_tmp(self.ray)
+            self.start(self.ray)
         if not self.gang["head"]:
             self.node.sleep(SECOND_LOOK)
-            self.still_there(RAY)
+            self.still_there(self.ray)
             return
         missing = ["Ray does not answer yet"]
 
         def complete() -> bool:
-            self.still_there(RAY)
+            self.still_there(self.ray)
             table = self.table()
-            server = self.node.docker.inspect([VLLM]).get(VLLM)
+            server = self.node.docker.inspect([self.vllm]).get(self.vllm)
             idle = server is None or not server["running"]
             plan = {"nodes": self.gang["addresses"], "gpus_per_node": self.gang["gpus_per_node"], "require_idle": idle}
             state = _ray.cluster_state(table, plan)
@@ -290,21 +292,21 @@ class Gang:
         if not self.gang["head"] and not server["running"]:  # its rank waits for the head's for some minutes only
             head, port = self.gang["head_address"], self.gang["mp_port"]
             self.until(lambda: self.node.listens(head, port), self.gang["wait"], lambda: f"no answer of the head's rank at {head}:{port}")
-            server = self.stand_by()[VLLM]
+            server = self.stand_by()[self.vllm]
         if not server["running"]:
-            self.start(VLLM)
+            self.start(self.vllm)
         if not self.gang["head"]:  # a headless rank has no port to ask
             return
 
         def answers() -> bool:
-            self.still_there(VLLM)
+            self.still_there(self.vllm)
             return bool(self.node.answers(self.gang["url"], self.gang["served_model"]))
 
         try:
-            self.until(answers, self.gang["ready_timeout"], lambda: f"{VLLM} gives no answer")
+            self.until(answers, self.gang["ready_timeout"], lambda: f"{self.vllm} gives no answer")
         except Down:
-            if self.containers().get(VLLM, {}).get("running"):  # not one that a playbook has launched meanwhile
-                self.node.docker.stop(VLLM, 60)  # what hangs must not keep the memory
+            if self.containers().get(self.vllm, {}).get("running"):  # not one that a playbook has launched meanwhile
+                self.node.docker.stop(self.vllm, 60)  # what hangs must not keep the memory
             raise
 
     # -- watching
@@ -324,19 +326,19 @@ class Gang:
                 if len(self.containers()) < len(self.own):
                     return  # a playbook took them away or made others: stand by
                 continue
-            if RAY in lost and self.gang["head"]:
-                raise Down(self.ended(RAY, lost[RAY]))
-            if RAY in lost:
-                self.node.tell(f"{RAY} {exit_text(lost[RAY])}: joins again when the head's Ray answers")
+            if self.ray in lost and self.gang["head"]:
+                raise Down(self.ended(self.ray, lost[self.ray]))
+            if self.ray in lost:
+                self.node.tell(f"{self.ray} {exit_text(lost[self.ray])}: joins again when the head's Ray answers")
                 return
-            reason = self.ended(VLLM, lost[VLLM])
+            reason = self.ended(self.vllm, lost[self.vllm])
             if self.gang["executor"] != "ray" and not self.gang["head"]:
                 self.node.sleep(RANK_GRACE)
-                if VLLM not in self.lost():
+                if self.vllm not in self.lost():
                     return
             if self.gang["executor"] != "ray" or self.same_gang():
                 raise Down(f"{reason}. It is not started again by itself: playbooks/restart.yml does")
-            self.node.tell(f"{VLLM} ended when a node left: waits for its return ({reason})")
+            self.node.tell(f"{self.vllm} ended when a node left: waits for its return ({reason})")
             return
 
     def lost(self) -> dict[str, dict[str, t.Any]]:

@@ -117,9 +117,11 @@ SETTING = {
     "--gpu-memory-utilization": "gpu_memory_utilization",
     "--max-model-len": "max_model_len",
 }
-OURS = ("--nnodes", "--node-rank", "-n", "-r", "--master-addr", "--master-port", "--headless", "--download-dir")
-OURS += ("--data-parallel-size-local", "-dpl", "--data-parallel-address", "-dpa", "--data-parallel-rpc-port", "-dpp")
-OURS += ("--data-parallel-backend", "-dpb", "--data-parallel-rank", "-dpn", "--data-parallel-start-rank", "-dpr")
+OURS = (
+    *("--nnodes", "--node-rank", "-n", "-r", "--master-addr", "--master-port", "--headless", "--download-dir"),
+    *("--data-parallel-size-local", "-dpl", "--data-parallel-address", "-dpa", "--data-parallel-rpc-port", "-dpp"),
+    *("--data-parallel-backend", "-dpb", "--data-parallel-rank", "-dpn", "--data-parallel-start-rank", "-dpr"),
+)
 BALANCED = ("--data-parallel-external-lb", "-dpe", "--data-parallel-hybrid-lb", "-dph", "--data-parallel-multi-port-external-lb")
 SECRETS = ("--api-key", "--hf-token")
 FILES = ("--chat-template", "--reasoning-parser-plugin", "--tool-parser-plugin")

@@ -112,7 +112,7 @@ class Machine:
         self.done.append(f"empty the /tmp of {name}")
 
     def answers(self, url, model):
-        return self.state["answers"] and self.containers["spark-vllm"]["running"]
+        return self.state["answers"] and any(c["running"] for name, c in self.containers.items() if name.startswith("spark-vllm"))
 
     def table(self, container, address):
         free = {"GPU": 0.0 if self.state["reserved"] else 1.0}
@@ -309,3 +309,10 @@ def test_a_rank_of_mp_that_a_playbook_stops_is_no_failure():
 def test_a_rank_of_mp_that_ended_stays_down():
     machine = Machine({"spark-vllm": (True, "vllm-1")}, {100: lambda m: m.end_of("spark-vllm")}, end=600)
     assert run(machine, executor="mp", head=False) == 1 and "spark-vllm exited with code 1" in machine.told[-1]
+
+
+def test_a_second_service_starts_its_own_containers():
+    own = {"spark-ray-chat": "ray-1", "spark-vllm-chat": "vllm-1"}
+    machine = Machine({**OFF, **{name: (False, made) for name, made in own.items()}}, end=300, nodes={HEAD: "a", WORKER: "b"})
+    assert run(machine, service="chat", containers=own) == "goes on" and machine.told[-1] == "serves"
+    assert machine.done == ["empty the /tmp of spark-ray-chat", "start spark-ray-chat", "start spark-vllm-chat"]
