@@ -97,11 +97,18 @@ class ActionModule(ActionBase):
     def _row(config: dict[str, t.Any], weights: int, nodes: int, settings: dict[str, t.Any], memory: int, planned: int) -> dict[str, t.Any]:
         """One number of nodes: split as the inventory says where it is the inventory's number, else as the model's heads allow."""
         gpus = int(settings["gpus_per_node"])
-        sizes = int(settings["tensor_parallel"]), int(settings["pipeline_parallel"])
-        if nodes != planned or sizes[0] * sizes[1] != nodes * gpus:
-            sizes = _fit.split(config, nodes * gpus)
+        tensor, pipeline, data = (int(settings[f"{kind}_parallel"]) for kind in ("tensor", "pipeline", "data"))
+        if nodes != planned or tensor * pipeline * data != nodes * gpus:
+            tensor, pipeline = _fit.split(config, nodes * gpus)
+            data = 1
         row = _fit.fit(
-            config, weights, tensor_parallel=sizes[0], pipeline_parallel=sizes[1], memory=memory // gpus, **_fit.options(settings)
+            config,
+            weights,
+            tensor_parallel=tensor,
+            pipeline_parallel=pipeline,
+            data_parallel=data,
+            memory=memory // gpus,
+            **_fit.options(settings),
         )
         return {"nodes": nodes, "gpus": gpus, **row}
 

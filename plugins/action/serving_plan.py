@@ -39,7 +39,9 @@ class ActionModule(ActionBase):
                 plan["nodes"][member["name"]]["boot"] = _boot_files.boot_plan(settings, plan, member["name"], member["node"], texts)
             if plan["head"] == name:
                 told = [] if plan["server_in_place"] else told  # what serves has shown that it fits
-                told += _plan.fabric_warnings(members, settings) if arguments.get("warn") else []
+                told += (
+                    _plan.fabric_warnings(members, settings) + _plan.service_warnings(settings, members) if arguments.get("warn") else []
+                )
                 if told or arguments.get("warn"):
                     result["warnings"] = told
             if arguments.get("show"):
@@ -96,8 +98,8 @@ class ActionModule(ActionBase):
         problems = _plan.node_problems(settings, me) if me else []
         if me and me["head"]:
             problems += _plan.input_problems(settings, members) + _plan.gang_problems(members, settings.get("gid_index") or "")
-            problem = _plan.heads_problem(settings, (me["node"].get("snapshot") or {}).get("config"))
-            problems += [problem] if problem else []
+            problems += _plan.service_problems(settings, members)
+            problems += _plan.model_problems(settings, (me["node"].get("snapshot") or {}).get("config"))
         if problems:
             if not problems[0].node:
                 problems[0].node = name

@@ -18,7 +18,7 @@ from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
-from ansible_collections.dgxspark.serving.plugins.module_utils import _plan, _status
+from ansible_collections.dgxspark.serving.plugins.module_utils import _service, _status
 
 display = Display()
 
@@ -108,13 +108,16 @@ class ActionModule(ActionBase):
 
     def _ask(self, found: dict[str, t.Any], name: str, head: bool, settings: dict[str, t.Any], variables: dict[str, t.Any]) -> None:
         """Fill ``found`` with the arguments of node_row, one by one: what is there when the time is over counts."""
+        service = str(settings.get("service") or "")
+        record = _service.record(service)
         facts = self._module(
             "node_info",
             variables,
             node=name,
             image=settings["image"],
             units=settings["stop"]["units"],
-            paths=[_plan.RECORD, _plan.RECORD.replace(".json", ".last.json")],
+            service=service,
+            paths=[record, record.replace(".json", ".last.json")],
         )
         if "node" not in facts:
             found["error"] = f"no facts: {' '.join(str(facts.get('msg', 'unknown')).split())[:300]}"
@@ -126,6 +129,8 @@ class ActionModule(ActionBase):
                 "serving_info",
                 variables,
                 node=name,
+                container=_service.own(_service.VLLM, service),
+                ray_container=_service.own(_service.RAY, service),
                 url=settings.get("api_local_url") or f"http://127.0.0.1:{settings['api_port']}",
                 ray_address=f"{settings['fabric_address'] or (found['fabric'] or {}).get('address', '')}:{settings['ray_port']}",
             )

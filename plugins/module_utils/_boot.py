@@ -23,12 +23,11 @@ import typing as t
 import urllib.parse
 import uuid
 
-from ansible_collections.dgxspark.serving.plugins.module_utils import _calls, _diagnosis, _ray
-from ansible_collections.dgxspark.serving.plugins.module_utils._boot_files import UNIT_NAME
+from ansible_collections.dgxspark.serving.plugins.module_utils import _calls, _diagnosis, _ray, _service
+from ansible_collections.dgxspark.serving.plugins.module_utils._boot_files import Paths
 from ansible_collections.dgxspark.serving.plugins.module_utils._containers import Docker, DockerError, exit_text
 from ansible_collections.dgxspark.serving.plugins.module_utils._wait import bounded
 
-RAY, VLLM = "spark-ray", "spark-vllm"
 DEFINITION = "dgxspark.serving.definition"
 
 # Seconds and numbers of tries.
@@ -172,12 +171,15 @@ class Gang:
     def __init__(self, gang: t.Mapping[str, t.Any], node: t.Any) -> None:
         self.gang = gang
         self.node = node
-        self.own = [name for name in (RAY, VLLM) if name in gang["containers"]]
+        service = str(gang.get("service") or "")
+        self.ray, self.vllm = _service.own(_service.RAY, service), _service.own(_service.VLLM, service)
+        self.unit = Paths(service).unit_name
+        self.own = [name for name in (self.ray, self.vllm) if name in gang["containers"]]
         self.starts: dict[str, int] = {}
         self.members: frozenset[tuple[str, str]] = frozenset()
         # Executor mp: the units talk to each other.
         self.mp = gang["executor"] != "ray"
-        self.unit = uuid.uuid4().hex
+        self.this_start = uuid.uuid4().hex
         self.partners = _calls.Partners([a for a in gang["addresses"] if a != gang["address"]], SAME_LOOKS)
         self.ready = False  # a worker's: its rank runs, or may be started when the head says so
         self.told_to_start = False
@@ -227,7 +229,7 @@ class Gang:
             raise Down(self.ended(name, found))
 
     def table(self) -> dict[str, t.Any]:
-        return dict(self.node.table(RAY, f"{self.gang['head_address']}:{self.gang['ray_port']}"))
+        return dict(self.node.table(self.ray, f"{self.gang['head_address']}:{self.gang['ray_port']}"))
 
     # -- waiting
 
@@ -254,12 +256,12 @@ class Gang:
     def own_state(self) -> dict[str, t.Any]:
         """What a worker of mp answers."""
         try:
-            rank = self.containers().get(VLLM)
+            rank = self.containers().get(self.vllm)
         except DockerError:
             rank = None
         running = bool(rank and rank["running"])
         return {
-            "unit": self.unit,
+            "unit": self.this_start,
             "rank": f"{rank['id']} {rank['started_at']}" if rank and running else "",
             "ready": rank is not None and (running or self.ready),
         }
@@ -282,7 +284,7 @@ class Gang:
     def start(self, name: str) -> None:
         count = self.starts[name] = self.starts.get(name, 0) + 1
         if count > ATTEMPTS:
-            raise Down(f"{name} was started {ATTEMPTS} times; see journalctl -u {UNIT_NAME} and docker logs {name}")
+            raise Down(f"{name} was started {ATTEMPTS} times; see journalctl -u {self.unit} and docker logs {name}")
         self.node.tell(f"starts {name} ({count} of {ATTEMPTS})")
         rc, dummy, err = self.node.docker.start(name)
         if rc:
@@ -290,30 +292,30 @@ class Gang:
 
     def bring_up(self) -> None:
         found = self.stand_by()
-        if RAY in self.own:
-            self.bring_up_ray(found[RAY])
-        if VLLM in self.own:
-            self.bring_up_server(self.stand_by()[VLLM])
+        if self.ray in self.own:
+            self.bring_up_ray(found[self.ray])
+        if self.vllm in self.own:
+            self.bring_up_server(self.stand_by()[self.vllm])
         self.node.tell("serves" if self.gang["head"] else "is part of the gang")
 
     def bring_up_ray(self, ray: t.Mapping[str, t.Any]) -> None:
         head, port = self.gang["head_address"], self.gang["ray_port"]
         if not self.gang["head"]:
             self.until(lambda: self.node.listens(head, port), self.gang["wait"], lambda: f"no answer of the head's Ray at {head}:{port}")
-            ray = self.stand_by()[RAY]  # a playbook may have launched another one meanwhile
+            ray = self.stand_by()[self.ray]  # a playbook may have launched another one meanwhile
         if not ray["running"]:
-            self.node.empty_tmp(RAY)
-            self.start(RAY)
+            self.node.empty_tmp(self.ray)
+            self.start(self.ray)
         if not self.gang["head"]:
             self.node.sleep(SECOND_LOOK)
-            self.still_there(RAY)
+            self.still_there(self.ray)
             return
         missing = ["Ray does not answer yet"]
 
         def complete() -> bool:
-            self.still_there(RAY)
+            self.still_there(self.ray)
             table = self.table()
-            server = self.node.docker.inspect([VLLM]).get(VLLM)
+            server = self.node.docker.inspect([self.vllm]).get(self.vllm)
             idle = server is None or not server["running"]
             plan = {"nodes": self.gang["addresses"], "gpus_per_node": self.gang["gpus_per_node"], "require_idle": idle}
             state = _ray.cluster_state(table, plan)
@@ -328,23 +330,23 @@ class Gang:
             server = self.gather()
         if self.told_to_start and server["running"]:  # what is left of a gang whose head was started anew
             self.node.tell("the head starts the gang anew: stops this rank")
-            self.node.docker.stop(VLLM, 60)
-            server = self.stand_by()[VLLM]
+            self.node.docker.stop(self.vllm, 60)
+            server = self.stand_by()[self.vllm]
         self.told_to_start = False
         if not server["running"]:
-            self.start(VLLM)
+            self.start(self.vllm)
         if not self.gang["head"]:  # a headless rank has no port to ask
             return
 
         def answers() -> bool:
-            self.still_there(VLLM)
+            self.still_there(self.vllm)
             return bool(self.node.answers(self.gang["url"], self.gang["served_model"]))
 
         try:
-            self.until(answers, self.gang["ready_timeout"], lambda: f"{VLLM} gives no answer")
+            self.until(answers, self.gang["ready_timeout"], lambda: f"{self.vllm} gives no answer")
         except Down:
-            if self.containers().get(VLLM, {}).get("running"):  # not one that a playbook has launched meanwhile
-                self.node.docker.stop(VLLM, 60)  # what hangs must not keep the memory
+            if self.containers().get(self.vllm, {}).get("running"):  # not one that a playbook has launched meanwhile
+                self.node.docker.stop(self.vllm, 60)  # what hangs must not keep the memory
             raise
 
     def gather(self) -> dict[str, t.Any]:
@@ -352,7 +354,7 @@ class Gang:
         missing: list[str] = []
 
         def taken() -> bool:
-            server = self.containers().get(VLLM)
+            server = self.containers().get(self.vllm)
             return server is None or bool(server["running"])
 
         def all_start() -> bool:
@@ -371,7 +373,7 @@ class Gang:
             head = self.gang["head_address"]
             self.until(lambda: self.told_to_start or taken(), self.gang["wait"], lambda: f"no word from the head's unit at {head}")
             self.ready = False
-        return self.stand_by()[VLLM]
+        return self.stand_by()[self.vllm]
 
     # -- watching
 
@@ -394,24 +396,24 @@ class Gang:
                 if self.mp and self.gang["head"] and self.partners_left():
                     return
                 continue
-            if RAY in lost and self.gang["head"]:
-                raise Down(self.ended(RAY, lost[RAY]))
-            if RAY in lost:
-                self.node.tell(f"{RAY} {exit_text(lost[RAY])}: joins again when the head's Ray answers")
+            if self.ray in lost and self.gang["head"]:
+                raise Down(self.ended(self.ray, lost[self.ray]))
+            if self.ray in lost:
+                self.node.tell(f"{self.ray} {exit_text(lost[self.ray])}: joins again when the head's Ray answers")
                 return
-            reason = self.ended(VLLM, lost[VLLM])
+            reason = self.ended(self.vllm, lost[self.vllm])
             if self.mp and not self.gang["head"]:
-                if not self.ended_by_itself(lost[VLLM]):
+                if not self.ended_by_itself(lost[self.vllm]):
                     self.node.tell(f"{reason}: waits for the head's unit")
                     return
                 self.node.sleep(RANK_GRACE)
-                if VLLM not in self.lost():
+                if self.vllm not in self.lost():
                     return
                 raise Down(f"{reason}. It is not started again by itself: playbooks/restart.yml does")
             if self.same_gang():
                 raise Down(f"{reason}. It is not started again by itself: playbooks/restart.yml does")
-            if VLLM in self.lost():
-                self.node.tell(f"{VLLM} ended when a node left: waits for its return ({reason})")
+            if self.vllm in self.lost():
+                self.node.tell(f"{self.vllm} ended when a node left: waits for its return ({reason})")
             return
 
     def lost(self) -> dict[str, dict[str, t.Any]]:
@@ -420,7 +422,7 @@ class Gang:
     def same_gang(self) -> bool:
         """Whether the very same Ray nodes are alive as when the server was started, also a while later: Ray takes its time to miss one."""
         for dummy in range(SAME_LOOKS):
-            if VLLM not in self.lost():
+            if self.vllm not in self.lost():
                 return False  # a playbook has started it, or taken it away
             if self.mp:
                 if any(how != "ended" for how in self.partners.look(self.ask_partners()).values()):
@@ -443,18 +445,18 @@ class Gang:
         if not left or self.node.answers(self.gang["url"], self.gang["served_model"], PROOF):
             self.partners.forget()
             return False
-        if not self.containers().get(VLLM, {}).get("running"):
+        if not self.containers().get(self.vllm, {}).get("running"):
             return True  # a playbook was quicker
         text = ", ".join(f"{address} ({how})" for address, how in sorted(left.items()))
-        self.node.tell(f"{VLLM} gives no answer since the rank left on {text}: stops it")
-        self.node.docker.stop(VLLM, 60)
+        self.node.tell(f"{self.vllm} gives no answer since the rank left on {text}: stops it")
+        self.node.docker.stop(self.vllm, 60)
         if "ended" in left.values():
             raise Down(f"the rank on {text}. It is not started again by itself: playbooks/restart.yml does")
         return True
 
     def ended_by_itself(self, container: t.Mapping[str, t.Any]) -> bool:
         """Whether a worker's rank ended for a reason of its own, and not because the head's rank had left it."""
-        cause = _diagnosis.best(_diagnosis.scan(self.node.docker.log_text(VLLM, tail=400, timestamps=False).splitlines()))
+        cause = _diagnosis.best(_diagnosis.scan(self.node.docker.log_text(self.vllm, tail=400, timestamps=False).splitlines()))
         return int(container.get("exit_code") or 0) >= 128 or (cause is not None and _diagnosis.rank(cause) == 0)
 
 

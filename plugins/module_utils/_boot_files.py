@@ -12,29 +12,48 @@ import importlib
 import json
 import typing as t
 
-UNIT_NAME = "dgxspark-serving.service"
-UNIT_PATH = f"/etc/systemd/system/{UNIT_NAME}"
-WANTS_PATH = f"/etc/systemd/system/multi-user.target.wants/{UNIT_NAME}"
-PROGRAM_DIR = "/usr/local/lib/dgxspark-serving"
-GANG_PATH = "/var/lib/dgxspark-serving/boot.json"
+from ansible_collections.dgxspark.serving.plugins.module_utils import _service
+
 PACKAGE = "ansible_collections/dgxspark/serving/plugins/module_utils"
-SOURCES = ("_boot", "_boot_files", "_calls", "_containers", "_diagnosis", "_problem", "_ray", "_wait")
+SOURCES = ("_boot", "_boot_files", "_calls", "_containers", "_diagnosis", "_problem", "_ray", "_service", "_wait")
 
 DEFINITION = "dgxspark.serving.definition"
 
-UNIT = f"""\
-# Written by dgxspark.serving (spark_boot). What it starts is in {GANG_PATH}.
+
+class Paths:
+    """Where the unit of one service is; each has files of its own, so that one can be removed beside another."""
+
+    def __init__(self, service: str = "") -> None:
+        ending = _service.ending(service)
+        self.unit_name = f"dgxspark-serving{ending}.service"
+        self.unit = f"/etc/systemd/system/{self.unit_name}"
+        self.wants = f"/etc/systemd/system/multi-user.target.wants/{self.unit_name}"
+        self.program = f"/usr/local/lib/dgxspark-serving{ending}"
+        self.gang = f"{_service.STATE}/boot{ending}.json"
+
+
+UNIT_NAME = Paths().unit_name
+UNIT_PATH = Paths().unit
+WANTS_PATH = Paths().wants
+PROGRAM_DIR = Paths().program
+GANG_PATH = Paths().gang
+
+
+def unit_text(paths: Paths) -> str:
+    """The unit file."""
+    return f"""\
+# Written by dgxspark.serving (spark_boot). What it starts is in {paths.gang}.
 [Unit]
 Description=dgxspark.serving: this node's part of the served model
 Wants=network-online.target
 After=network-online.target docker.service
-ConditionPathExists={GANG_PATH}
+ConditionPathExists={paths.gang}
 
 [Service]
 Type=notify
 NotifyAccess=main
 Environment=PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
-ExecStart=/usr/bin/python3 {PROGRAM_DIR}/boot.py {GANG_PATH}
+ExecStart=/usr/bin/python3 {paths.program}/boot.py {paths.gang}
 # The containers are Docker's: ending this unit leaves them as they are.
 KillMode=process
 Restart=no
@@ -43,8 +62,14 @@ Restart=no
 WantedBy=multi-user.target
 """
 
-LAUNCHER = """\
-# Written by dgxspark.serving: what dgxspark-serving.service runs.
+
+UNIT = unit_text(Paths())
+
+
+def launcher(paths: Paths) -> str:
+    """The file that the unit runs."""
+    return f"""\
+# Written by dgxspark.serving: what {paths.unit_name} runs.
 import sys
 
 from ansible_collections.dgxspark.serving.plugins.module_utils import _boot
@@ -72,11 +97,12 @@ def digest(content: t.Mapping[str, str]) -> str:
     return total.hexdigest()
 
 
-def program(texts: t.Mapping[str, str]) -> dict[str, str]:
+def program(texts: t.Mapping[str, str], service: str = "") -> dict[str, str]:
     """{path: content} of the unit and its program; the same on every node."""
-    result = {UNIT_PATH: UNIT, f"{PROGRAM_DIR}/boot.py": LAUNCHER}
+    paths = Paths(service)
+    result = {paths.unit: unit_text(paths), f"{paths.program}/boot.py": launcher(paths)}
     for name, text in texts.items():
-        result[f"{PROGRAM_DIR}/{PACKAGE}/{name}.py"] = text
+        result[f"{paths.program}/{PACKAGE}/{name}.py"] = text
     return result
 
 
@@ -100,7 +126,10 @@ def gang_of(settings: t.Mapping[str, t.Any], plan: t.Mapping[str, t.Any], name: 
         "mp_port": settings["mp_port"],
         "url": settings["api_local_url"],
         "served_model": settings["served_model_name"],
-        "containers": {key: container["labels"][DEFINITION] for key, container in node["containers"].items()},
+        **({"service": settings["service"]} if settings["service"] else {}),
+        "containers": {
+            _service.own(role, settings["service"]): container["labels"][DEFINITION] for role, container in node["containers"].items()
+        },
         "wait": settings["boot_wait"],
         "ready_timeout": settings["ready_timeout"],
     }
@@ -116,7 +145,7 @@ def boot_plan(
         "wanted": bool(settings["boot"]),
         "gang": gang,
         "in_place": (
-            found.get("files") == digest({**program(texts), GANG_PATH: gang_text(gang)})
+            found.get("files") == digest({**program(texts, settings["service"]), Paths(settings["service"]).gang: gang_text(gang)})
             and bool(found.get("enabled"))
             and found.get("state") == "active"
         ),
@@ -124,7 +153,7 @@ def boot_plan(
     }
 
 
-def state_of(read: t.Callable[[str], str], islink: t.Callable[[str], bool], unit_state: str) -> dict[str, t.Any]:
+def state_of(read: t.Callable[[str], str], islink: t.Callable[[str], bool], unit_state: str, service: str = "") -> dict[str, t.Any]:
     """{files, enabled, state}: the digest of the files as they are on this node (a missing file counts as empty), and the unit."""
 
     def content(path: str) -> str:
@@ -134,7 +163,7 @@ def state_of(read: t.Callable[[str], str], islink: t.Callable[[str], bool], unit
             return ""
 
     return {
-        "files": digest({path: content(path) for path in (*program(dict.fromkeys(SOURCES, "")), GANG_PATH)}),
-        "enabled": islink(WANTS_PATH),
+        "files": digest({path: content(path) for path in (*program(dict.fromkeys(SOURCES, ""), service), Paths(service).gang)}),
+        "enabled": islink(Paths(service).wants),
         "state": unit_state,
     }

@@ -192,6 +192,13 @@ TABLE: tuple[Row, ...] = (
         "choose a tensor parallel size that divides {heads}, or pipeline parallel",
     ),
     Row(
+        "pp-model",
+        r"Pipeline parallelism is not supported for this model",
+        "container",
+        "vLLM cannot deal this model's layers out to a pipeline",
+        "set spark_pipeline_parallel: 1, with spark_tensor_parallel or spark_data_parallel for the rest",
+    ),
+    Row(
         "RAY-03",
         r"World size \((?P<world_size>\d+)\) is larger than the number of available GPUs \((?P<gpus>\d+)\) in this node",
         "container",

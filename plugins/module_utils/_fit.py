@@ -11,9 +11,10 @@ every rank of a tensor parallel group. Blocks, padding and speculative tokens ar
 
 from __future__ import annotations
 
-import math
 import typing as t
 
+from ansible_collections.dgxspark.serving.plugins.module_utils import _layers
+from ansible_collections.dgxspark.serving.plugins.module_utils._layers import text_config
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 from ansible_collections.dgxspark.serving.plugins.module_utils._status import columns
 
@@ -26,19 +27,6 @@ APART = 0.03  # nodes whose memory differs by more than this share are worth a w
 # Bytes of one element. fp8 with scales per tensor; nvfp4: half a byte and one scale byte for 16 elements.
 DTYPES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "half": 2.0, "fp8": 1.0, "int8": 1.0, "nvfp4": 0.5625}
 PACKED_MLA = 656  # bytes of a token and layer in the layouts *_ds_mla: 512 fp8 values, their scales, 64 bf16 values
-
-FULL = ("full_attention", "attention", "global_attention")
-SLIDING = ("sliding_attention", "chunked_attention", "local_attention")
-LINEAR = ("linear_attention", "mamba", "conv")
-PATTERN = {"*": "full", "M": "linear"}  # hybrid_override_pattern; "-" and "E" are feed-forward layers, without a cache
-
-
-def text_config(config: t.Mapping[str, t.Any]) -> t.Mapping[str, t.Any]:
-    """The language model's part of config.json (multimodal models nest it)."""
-    for key in ("text_config", "llm_config", "language_config"):
-        if isinstance(config.get(key), dict):
-            return config[key]
-    return config
 
 
 def number(text: t.Mapping[str, t.Any], *names: str) -> int:
@@ -58,35 +46,8 @@ def number(text: t.Mapping[str, t.Any], *names: str) -> int:
 
 def layer_kinds(text: t.Mapping[str, t.Any]) -> dict[str, int]:
     """Number of layers with a full, a sliding and a linear cache."""
-    total = number(text, "num_hidden_layers", "n_layer", "num_layers")
-    kinds = {"full": 0, "sliding": 0, "linear": 0}
-    named = text.get("layer_types") or text.get("layers_block_type")
-    pattern = text.get("hybrid_override_pattern")
-    flags = text.get("attn_type_list")
-    interval = text.get("full_attention_interval")
-    window = text.get("sliding_window") if text.get("use_sliding_window", True) else None
-    if named:
-        shared = text.get("num_kv_shared_layers") or 0
-        for name in named[: len(named) - shared]:
-            kind = "full" if name in FULL else "sliding" if name in SLIDING else "linear" if name in LINEAR else ""
-            if kind:
-                kinds[kind] += 1
-    elif pattern:
-        for letter in pattern:
-            if letter in PATTERN:
-                kinds[PATTERN[letter]] += 1
-    elif flags:
-        kinds["full"] = sum(1 for flag in flags if flag == 1)
-        kinds["linear"] = len(flags) - kinds["full"]
-    elif interval:
-        kinds["full"] = total // interval
-        kinds["linear"] = total - kinds["full"]
-    elif window and text.get("sliding_window_pattern"):
-        kinds["full"] = total // int(text["sliding_window_pattern"])
-        kinds["sliding"] = total - kinds["full"]
-    else:
-        kinds["sliding" if window else "full"] = total
-    return kinds
+    found = _layers.kinds(text, number(text, *_layers.LAYERS))
+    return {kind: found.count(kind) for kind in ("full", "sliding", "linear")}
 
 
 def model_dtype(config: t.Mapping[str, t.Any]) -> str:
@@ -212,11 +173,22 @@ class Cost(t.NamedTuple):
 
 
 def cost(
-    config: t.Mapping[str, t.Any], tensor_parallel: int = 1, pipeline_parallel: int = 1, kv_dtype: str = "auto", in_flight: int = IN_FLIGHT
+    config: t.Mapping[str, t.Any],
+    tensor_parallel: int = 1,
+    pipeline_parallel: int = 1,
+    kv_dtype: str = "auto",
+    in_flight: int = IN_FLIGHT,
+    dealt: str = "",
 ) -> Cost:
-    """The need of one request on the fullest rank; a pipeline stage holds its share of the layers."""
+    """The need of one request on the fullest rank: a pipeline stage holds the caches of its own layers.
+
+    ``dealt`` is VLLM_PP_LAYER_PARTITION. No stage has more than the result says, of any kind of layer.
+    """
     text = text_config(config)
-    kinds = {kind: math.ceil(count / pipeline_parallel) for kind, count in layer_kinds(text).items()}
+    found = _layers.kinds(text, number(text, *_layers.LAYERS))
+    parts = _layers.partition(dealt, len(found), pipeline_parallel) or _layers.partition("", len(found), pipeline_parallel) or []
+    stages = _layers.dealt(found, parts)
+    kinds = {kind: max(stage.count(kind) for stage in stages) for kind in ("full", "sliding", "linear")}
     token = token_bytes(config, tensor_parallel, kv_dtype)
     window = int(text.get("sliding_window") or text.get("attention_chunk_size") or 0)
     return Cost(
@@ -225,6 +197,14 @@ def cost(
         window=window + in_flight if kinds["sliding"] else 0,
         fixed=kinds["linear"] * state_bytes(config, tensor_parallel),
     )
+
+
+def share(config: t.Mapping[str, t.Any] | None, pipeline_parallel: int, dealt: str = "") -> float:
+    """The part of the layers that the fullest stage of a pipeline holds."""
+    layers = _layers.count(config)
+    if not layers:
+        return 1 / pipeline_parallel
+    return max(_layers.partition(dealt, layers, pipeline_parallel) or _layers.partition("", layers, pipeline_parallel) or [0]) / layers
 
 
 def index_bytes(index: t.Mapping[str, t.Any]) -> int:
@@ -256,20 +236,24 @@ def fit(
     *,
     tensor_parallel: int = 1,
     pipeline_parallel: int = 1,
+    data_parallel: int = 1,
+    dealt: str = "",
     memory: int = SPARK_MEMORY,
     utilization: float = 0.8,
     max_model_len: int = 0,
     kv_dtype: str = "auto",
     in_flight: int = IN_FLIGHT,
 ) -> dict[str, t.Any]:
-    """What one rank holds and what that leaves: bytes, tokens, requests. ``memory`` is the smallest node's, in bytes for one GPU."""
+    """What the fullest rank holds and what that leaves: bytes, tokens, requests of all engines together. ``memory`` is the smallest node's, in bytes
+    for one GPU. That data parallel engines share their experts is not counted.
+    """
     text = text_config(config)
     limit = text.get("max_position_embeddings") or text.get("n_positions") or 0
     wanted = max_model_len or limit
-    each = weights / (tensor_parallel * pipeline_parallel)
+    each = weights / tensor_parallel * share(config, pipeline_parallel, dealt)
     budget = memory * utilization
     space = max(0.0, budget - each - memory * RESERVE)
-    need = cost(config, tensor_parallel, pipeline_parallel, kv_dtype, in_flight)
+    need = cost(config, tensor_parallel, pipeline_parallel, kv_dtype, in_flight, dealt)
     longest = need.longest(space)
     if limit:
         longest = min(longest, max(limit, max_model_len))
@@ -287,6 +271,7 @@ def fit(
         "verdict": verdict,
         "tensor_parallel": tensor_parallel,
         "pipeline_parallel": pipeline_parallel,
+        "data_parallel": data_parallel,
         "weights": int(each),
         "budget": int(budget),
         "reserve": int(memory * RESERVE),
@@ -297,7 +282,7 @@ def fit(
         "per_request": int(need.fixed),
         "longest_context": longest if verdict in ("fits", "shorter context") else 0,
         "context": length if verdict in ("fits", "shorter context") else 0,
-        "requests": int(space / request) if request > 0 and verdict in ("fits", "shorter context") else 0,
+        "requests": int(space / request) * data_parallel if request > 0 and verdict in ("fits", "shorter context") else 0,
     }
 
 
@@ -325,6 +310,7 @@ def options(settings: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
         "utilization": float(settings["gpu_memory_utilization"]),
         "max_model_len": int(settings.get("max_model_len") or 0),
         "kv_dtype": argument(words, "--kv-cache-dtype") or "auto",
+        "dealt": str((settings.get("env") or {}).get("VLLM_PP_LAYER_PARTITION") or ""),
         "in_flight": int(batch) if batch.isdigit() else IN_FLIGHT,
     }
 
@@ -362,6 +348,9 @@ def gate(
         return None, warnings
     gpus = int(settings["gpus_per_node"])
     ranks = int(settings["tensor_parallel"]) * int(settings["pipeline_parallel"])
+    engines = int(settings["data_parallel"])
+    if engines > 1 and (not config or _layers.is_moe(config)):
+        ranks *= engines  # they share the experts, which may be nearly all of it
     utilization = float(settings["gpu_memory_utilization"])
     each, budget = weights / ranks, memories[smallest] / gpus * utilization
     if each >= budget and not shrinks(settings):
@@ -384,12 +373,14 @@ def gate(
                 weights,
                 tensor_parallel=int(settings["tensor_parallel"]),
                 pipeline_parallel=int(settings["pipeline_parallel"]),
+                data_parallel=engines,
                 memory=memories[smallest] // gpus,
                 **options(settings),
             )
         except Problem:  # a model that is not known here is no reason to stop
             return None, warnings
-        if result["verdict"] != "fits" and not shrinks(settings):
+        shared = engines > 1 and _layers.is_moe(config)
+        if result["verdict"] != "fits" and not shrinks(settings) and not shared:
             wanted = options(settings)["max_model_len"] or text_config(config).get("max_position_embeddings")
             warnings.append(
                 f"MEM-03: an estimate leaves {text_of(result['kv_space'])} on {smallest} for the KV cache, "
@@ -404,13 +395,15 @@ def gate(
 
 def table(name: str, weights: int, rows: t.Sequence[t.Mapping[str, t.Any]], told: t.Sequence[str] = ()) -> str:
     """The plan: one line for each number of nodes. Each row is a result of ``fit`` and ``nodes``."""
-    lines = [["NODES", "TP x PP", "WEIGHTS/NODE", "FOR KV/NODE", "KV/TOKEN", "LONGEST CONTEXT", "REQUESTS", ""]]
+    several = any(row["data_parallel"] > 1 for row in rows)
+    sizes = "TP x PP x DP" if several else "TP x PP"
+    lines = [["NODES", sizes, "WEIGHTS/NODE", "FOR KV/NODE", "KV/TOKEN", "LONGEST CONTEXT", "REQUESTS", ""]]
     for row in rows:
         able = row["context"] > 0
         lines.append(
             [
                 str(row["nodes"]),
-                f"{row['tensor_parallel']} x {row['pipeline_parallel']}",
+                f"{row['tensor_parallel']} x {row['pipeline_parallel']}" + (f" x {row['data_parallel']}" if several else ""),
                 text_of(row["weights"] * row["gpus"]),
                 text_of(row["kv_space"] * row["gpus"]) if able else "-",
                 f"{(row['kv_growth'] or row['kv_per_token']) / 1024:.1f} KiB",

@@ -16,7 +16,7 @@ import shutil
 import stat
 import typing as t
 
-from ansible_collections.dgxspark.serving.plugins.module_utils import _snapshot
+from ansible_collections.dgxspark.serving.plugins.module_utils import _service, _snapshot
 from ansible_collections.dgxspark.serving.plugins.module_utils._plan import LABEL, VLLM
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 from ansible_collections.dgxspark.serving.plugins.module_utils._status import columns
@@ -97,7 +97,7 @@ def served(nodes: t.Iterable[t.Mapping[str, t.Any]]) -> list[str]:
     for node in nodes:
         for container in node.get("containers") or []:
             labels = container.get("labels") or {}
-            if container.get("name") == VLLM and container.get("running") and labels.get(f"{LABEL}.model"):
+            if _service.role_of(container) == VLLM and container.get("running") and labels.get(f"{LABEL}.model"):
                 found.add(f"{labels[f'{LABEL}.model']}@{labels.get(f'{LABEL}.revision', '')}")
     return sorted(found)
 

@@ -14,6 +14,7 @@ import re
 import typing as t
 import urllib.parse
 
+from ansible_collections.dgxspark.serving.plugins.module_utils import _service
 from ansible_collections.dgxspark.serving.plugins.module_utils._containers import user_unit_of_cgroup
 from ansible_collections.dgxspark.serving.plugins.module_utils._image import image_record, local_reference
 from ansible_collections.dgxspark.serving.plugins.module_utils._tenants import systemctl
@@ -379,6 +380,8 @@ def container_record(inspect: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
         "gpu": uses_gpu(host_config, config.get("Env") or []),
         "privileged": bool(host_config.get("Privileged")),
         "compose_project": labels.get(COMPOSE_LABEL),
+        # of our own only, where no secret can be among them
+        "arguments": [str(word) for word in inspect.get("Args") or []] if _service.is_ours({"labels": labels}) else [],
     }
 
 

@@ -15,23 +15,29 @@ import json
 import os
 import typing as t
 
-from ansible_collections.dgxspark.serving.plugins.module_utils import _fabric_path, _overrides, _tenants, _topology, _transport
+from ansible_collections.dgxspark.serving.plugins.module_utils import (
+    _fabric_path,
+    _layers,
+    _overrides,
+    _service,
+    _tenants,
+    _topology,
+    _transport,
+)
 from ansible_collections.dgxspark.serving.plugins.module_utils._image import local_reference
 from ansible_collections.dgxspark.serving.plugins.module_utils._previous import SUFFIX
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 from ansible_collections.dgxspark.serving.plugins.module_utils._snapshot import is_plain
 
 LABEL = "dgxspark.serving"
-RAY = "spark-ray"
-VLLM = "spark-vllm"
+RAY, VLLM = _service.RAY, _service.VLLM  # the roles; the names have that of the service behind it
 TMP_VOLUME = "spark-tmp"  # and a suffix for each Ray cluster: the previous one keeps its own until the new one is proven
 MODELS = "/models/hub"
 PLAIN_MODEL = "/models/plain"
 KERNELS = "/var/cache/kernels"
-STATE = "/var/lib/dgxspark-serving"
+STATE = _service.STATE
 CONFIG = "/etc/vllm"  # VLLM_CONFIG_ROOT, where vLLM looks for its file of variables that the ranks do not take from the head
-RECORD = f"{STATE}/stopped.json"  # of service_stop: what has been stopped for a server that is not proven yet
-OWN_NAMES = (RAY, VLLM, RAY + SUFFIX, VLLM + SUFFIX)
+RECORD = _service.record()  # of service_stop: what has been stopped for a server that is not proven yet
 MAX_CLOCK_SKEW = 60  # seconds; above this, logs of the nodes cannot be put in order and TLS to a hub fails
 
 # Seconds. Above any limit of ours, and fixed, so that another spark_ready_timeout does not replace the containers (RDY-01).
@@ -51,6 +57,27 @@ SYSTEM_PORT = 45000  # one of those that Linux gives to who asks for any (32768 
 
 # Arguments of "vllm serve" that place the ranks of the executor mp.
 MP_FLAGS = ("--nnodes", "-n", "--node-rank", "-r", "--master-addr", "--master-port", "--headless")
+# Those that place data parallel engines. The modes with a balancer of somebody else are left out: one endpoint is what is proven.
+DP_FLAGS = (
+    *(
+        "--data-parallel-size",
+        "-dp",
+        "--data-parallel-size-local",
+        "-dpl",
+        "--data-parallel-rank",
+        "-dpn",
+        "--data-parallel-start-rank",
+        "-dpr",
+    ),
+    *("--data-parallel-address", "-dpa", "--data-parallel-rpc-port", "-dpp", "--data-parallel-backend", "-dpb"),
+    *("--data-parallel-external-lb", "-dpe", "--data-parallel-hybrid-lb", "-dph", "--data-parallel-multi-port-external-lb"),
+)
+
+
+def own_names(settings: dict[str, t.Any]) -> tuple[str, ...]:
+    """The names of the containers of this service, also of those that are set aside."""
+    names = [_service.own(role, settings["service"]) for role in (RAY, VLLM)]
+    return (*names, *(name + SUFFIX for name in names))
 
 
 def digest(value: t.Any) -> str:
@@ -127,19 +154,86 @@ def input_problems(settings: dict[str, t.Any], members: list[dict[str, t.Any]]) 
 
 
 def parallel_problems(settings: dict[str, t.Any], nodes: int) -> list[Problem]:
-    """Tensor × pipeline parallel size must be the number of GPUs of the inventory (RAY-03)."""
-    gpus = nodes * settings["gpus_per_node"]
-    wanted = settings["tensor_parallel"] * settings["pipeline_parallel"]
-    if wanted == gpus:
-        return []
-    return [
-        Problem(
-            "RAY-03",
-            found=f"spark_tensor_parallel {settings['tensor_parallel']} x spark_pipeline_parallel {settings['pipeline_parallel']} = {wanted} ranks",
-            expected=f"{gpus} ranks, one for each GPU of the inventory ({nodes} nodes x spark_gpus_per_node {settings['gpus_per_node']})",
-            remedy="set spark_tensor_parallel so that the product is the number of GPUs, or correct the inventory's hosts",
+    """Tensor × pipeline × data parallel size must be the number of GPUs of the inventory (RAY-03); whole engines on a node or whole nodes in an engine."""
+    each = settings["gpus_per_node"]
+    gpus = nodes * each
+    engine = settings["tensor_parallel"] * settings["pipeline_parallel"]
+    wanted = engine * settings["data_parallel"]
+    sizes = f"spark_tensor_parallel {settings['tensor_parallel']} x spark_pipeline_parallel {settings['pipeline_parallel']}"
+    sizes += f" x spark_data_parallel {settings['data_parallel']}" if settings["data_parallel"] > 1 else ""
+    if wanted != gpus:
+        return [
+            Problem(
+                "RAY-03",
+                found=f"{sizes} = {wanted} ranks",
+                expected=f"{gpus} ranks, one for each GPU of the inventory ({nodes} nodes x spark_gpus_per_node {each})",
+                remedy="set spark_tensor_parallel so that the product is the number of GPUs, or correct the inventory's hosts",
+            )
+        ]
+    if settings["data_parallel"] > 1 and engine % each and each % engine:
+        return [
+            Problem(
+                "RAY-03",
+                found=f"{sizes}, engines of {engine} GPUs on nodes with {each}",
+                expected="engines that divide a node, or that take whole nodes",
+                remedy="choose spark_tensor_parallel x spark_pipeline_parallel as a divisor or a multiple of spark_gpus_per_node",
+            )
+        ]
+    return []
+
+
+def spans_nodes(settings: dict[str, t.Any]) -> bool:
+    """Whether one engine has ranks on several nodes."""
+    return bool(settings["tensor_parallel"] * settings["pipeline_parallel"] > settings["gpus_per_node"])
+
+
+def model_problems(settings: dict[str, t.Any], config: dict[str, t.Any] | None) -> list[Problem]:
+    """Parallel sizes that this model cannot be split into. ``config`` is config.json, or None as long as it is not known."""
+    found = (heads_problem(settings, config), layers_problem(settings, config), engines_problem(settings, config))
+    return [problem for problem in found if problem]
+
+
+def layers_problem(settings: dict[str, t.Any], config: dict[str, t.Any] | None) -> Problem | None:
+    """Every stage of a pipeline needs a layer, and VLLM_PP_LAYER_PARTITION must deal out exactly the model's (pp-layers)."""
+    stages = settings["pipeline_parallel"]
+    layers = _layers.count(config)
+    given = str(settings["env"].get("VLLM_PP_LAYER_PARTITION") or "")
+    if stages == 1 or not layers:
+        return None
+    told = f"spark_pipeline_parallel {stages}"
+    if given and _layers.partition(given, layers, stages) is None:
+        return Problem(
+            "pp-layers",
+            stage="model",
+            found=f"{told} and VLLM_PP_LAYER_PARTITION {given} in spark_env for a model with {layers} layers ({settings['model']})",
+            expected=f"{stages} numbers, one for each stage, whose sum is {layers}",
+            remedy="correct it, or leave it out: vLLM then deals the layers out evenly",
         )
-    ]
+    if stages > layers:
+        return Problem(
+            "pp-layers",
+            stage="model",
+            found=f"{told} and a model with {layers} layers ({settings['model']})",
+            expected=f"at most {layers} stages, each with a layer",
+            remedy="choose a smaller spark_pipeline_parallel, with spark_tensor_parallel or spark_data_parallel for the rest",
+        )
+    return None
+
+
+def engines_problem(settings: dict[str, t.Any], config: dict[str, t.Any] | None) -> Problem | None:
+    """Engines over several nodes without Ray: in vLLM 0.32 those of a model without experts all look for the head's address and hang (dp-nodes)."""
+    if settings["data_parallel"] == 1 or settings["executor"] != "mp" or not spans_nodes(settings):
+        return None
+    if not config or _layers.is_moe(config):
+        return None
+    return Problem(
+        "dp-nodes",
+        stage="model",
+        found=f"spark_executor mp with spark_data_parallel {settings['data_parallel']}, engines over several nodes, "
+        f"and a model without experts ({settings['model']})",
+        expected="spark_executor ray, or engines that fit on one node each",
+        remedy="set spark_executor: ray, or lower spark_tensor_parallel x spark_pipeline_parallel to spark_gpus_per_node",
+    )
 
 
 def heads_problem(settings: dict[str, t.Any], config: dict[str, t.Any] | None) -> Problem | None:
@@ -211,7 +305,7 @@ def node_problems(settings: dict[str, t.Any], member: dict[str, t.Any]) -> list[
             "correct spark_gpus_per_node, or look at nvidia-smi on the node",
         )
     for container in node["containers"]:
-        if container["name"] in OWN_NAMES and not _tenants.is_own(container, LABEL):
+        if container["name"] in own_names(settings) and not _tenants.is_own(container, LABEL):
             refuse(
                 "name-taken",
                 f"a container {container['name']} that this collection did not make",
@@ -233,25 +327,122 @@ def ray_ports(settings: dict[str, t.Any], head: bool) -> list[int]:
     """The ports of Ray's own services on a node."""
     if settings["executor"] != "ray":
         return []
-    return [*([settings["ray_port"]] if head else []), *RAY_PORTS.values()]
+    return [*([settings["ray_port"]] if head else []), *ray_node_ports(settings).values()]
+
+
+def ray_node_ports(settings: dict[str, t.Any]) -> dict[str, int]:
+    """RAY_PORTS of this service."""
+    return {name: port + settings["port_offset"] for name, port in RAY_PORTS.items()}
+
+
+def ray_worker_ports(settings: dict[str, t.Any]) -> tuple[int, int]:
+    """RAY_WORKER_PORTS of this service: as many for each, so ten times the offset."""
+    first, last = RAY_WORKER_PORTS
+    return first + 10 * settings["port_offset"], last + 10 * settings["port_offset"]
 
 
 def open_ports(settings: dict[str, t.Any], head: bool) -> list[int]:
     """What the other nodes must reach there: the services of the executor, and one of those that Gloo, NCCL and vLLM get from the system."""
     if settings["executor"] == "mp":
-        return [settings["mp_port"], SYSTEM_PORT]  # on the head vLLM's, on the others that of the unit for the boot (see _calls)
-    return [*ray_ports(settings, head), *RAY_WORKER_PORTS, SYSTEM_PORT]
+        # on the head vLLM's, on the others that of the unit for the boot (see _calls)
+        return [*(mp_ports(settings, head) or [settings["mp_port"]]), SYSTEM_PORT]
+    return [*ray_ports(settings, head), *ray_worker_ports(settings), SYSTEM_PORT]
+
+
+def mp_ports(settings: dict[str, t.Any], head: bool) -> list[int]:
+    """The ports at which the ranks of the executor mp meet on a node."""
+    if settings["executor"] != "mp" or not head:
+        return []
+    return [settings["mp_port"], *([settings["dp_port"]] if settings["data_parallel"] > 1 else [])]
 
 
 def node_claims(settings: dict[str, t.Any], member: dict[str, t.Any]) -> list[dict[str, t.Any]]:
     """Who holds what we need on this node; see ``_tenants.claims``."""
     ports = [settings["api_port"]] if member["head"] else []
     ports += ray_ports(settings, member["head"])
-    ports += [settings["mp_port"]] if member["head"] and settings["executor"] == "mp" else []
+    ports += mp_ports(settings, member["head"])
     # The old service listens on both nodes, so the API port is looked at on workers too.
     if settings["api_port"] not in ports:
         ports.append(settings["api_port"])
-    return _tenants.claims(member["node"], settings["stop"], ports, LABEL)
+    return _tenants.claims(member["node"], settings["stop"], ports, LABEL, settings["service"])
+
+
+def port_spans(settings: dict[str, t.Any], head: bool) -> list[tuple[int, int]]:
+    """The ports that this service uses on a node, as (first, last)."""
+    single = [*([settings["api_port"]] if head else []), *ray_ports(settings, head), *mp_ports(settings, head)]
+    return [*((port, port) for port in single), *([ray_worker_ports(settings)] if settings["executor"] == "ray" else [])]
+
+
+def free_offset(settings: dict[str, t.Any], members: list[dict[str, t.Any]], others: dict[str, dict[str, t.Any]]) -> int | None:
+    """The first offset with which nothing but the API port can meet another service."""
+    base = {name: settings[name] - settings["port_offset"] for name in ("ray_port", "mp_port", "dp_port")}
+    for offset in range(0, _service.MOST + 1, _service.STEP):
+        moved = {**settings, **{name: port + offset for name, port in base.items()}, "port_offset": offset}
+        apart = {(settings["api_port"],) * 2}
+        if not any(
+            _service.meet(set(port_spans(moved, m["head"])) - apart, other["nodes"].get(m["name"], []))
+            for m in members
+            for other in others.values()
+        ):
+            return offset
+    return None
+
+
+def service_problems(settings: dict[str, t.Any], members: list[dict[str, t.Any]]) -> list[Problem]:
+    """What this service would take from another one of ours on the same nodes: ports (service-ports), memory (service-memory)."""
+    others = _service.beside(members, settings["service"])
+    problems: list[Problem] = []
+    for name, other in others.items():
+        for member in members:
+            both = _service.meet(port_spans(settings, member["head"]), other["nodes"].get(member["name"], []))
+            if not both:
+                continue
+            offset = free_offset(settings, members, others)
+            api = (settings["api_port"],) * 2 in both
+            remedies = [f"another spark_api_port than {settings['api_port']}"] if api else []
+            if [span for span in both if not api or span != (settings["api_port"],) * 2]:
+                remedies.append(f"spark_port_offset: {offset}" if offset is not None else "other ports")
+            problems.append(
+                Problem(
+                    "service-ports",
+                    node=member["name"],
+                    stage="preflight",
+                    found=f"port {_service.spans(both)} of {_service.title(settings['service'])}, which {_service.title(name)} uses too",
+                    expected="ports of its own for each service",
+                    remedy=f"set {' and '.join(remedies)} for {_service.title(settings['service'])}",
+                )
+            )
+            break
+    share = float(settings["gpu_memory_utilization"])
+    for member in members:
+        here = {name: other["share"] for name, other in others.items() if member["name"] in other["nodes"] and other["share"] is not None}
+        left = round(_service.SHARE - sum(here.values()), 4)
+        if here and share > left:
+            told = ", ".join(f"{value:g} of {_service.title(name)}" for name, value in here.items())
+            problems.append(
+                Problem(
+                    "service-memory",
+                    node=member["name"],
+                    stage="preflight",
+                    found=f"spark_gpu_memory_utilization {share:g} beside {told}, {share + sum(here.values()):.2f} together",
+                    expected=f"at most {_service.SHARE:.2f} of the memory for all services of a node",
+                    remedy=(f"lower it to {left:g} or less" if left >= 0.05 else "lower that of the other")
+                    + f", or stop the other (playbooks/stop.yml with its variables, spark_service: {next(iter(here)) or chr(39) * 2})",
+                )
+            )
+            break
+    return problems
+
+
+def service_warnings(settings: dict[str, t.Any], members: list[dict[str, t.Any]]) -> list[str]:
+    """Other services on these nodes of whose memory nothing is known here."""
+    others = _service.beside(members, settings["service"])
+    return [
+        f"{_service.title(name)} has containers on {', '.join(other['nodes'])}, and its server is on a node that is not in this inventory: "
+        "its share of the memory is not counted"
+        for name, other in others.items()
+        if other["share"] is None
+    ]
 
 
 def gang_problems(members: list[dict[str, t.Any]], gid_index: str = "") -> list[Problem]:
@@ -439,6 +630,7 @@ def finish(definition: dict[str, t.Any], settings: dict[str, t.Any], revision: s
     """Adds the labels; the definition's digest decides whether a running container is the planned one."""
     labels = {
         LABEL: "1",
+        **({f"{LABEL}.service": settings["service"]} if settings["service"] else {}),
         f"{LABEL}.role": role,
         f"{LABEL}.model": settings["model"],
         f"{LABEL}.revision": revision,
@@ -468,12 +660,12 @@ def ray_container(
         f"--num-cpus={settings['ray_num_cpus']}",
         f"--object-store-memory={settings['ray_object_store_memory']}",
         "--disable-usage-stats",
-        *[f"--{name}={port}" for name, port in RAY_PORTS.items()],
-        f"--min-worker-port={RAY_WORKER_PORTS[0]}",
-        f"--max-worker-port={RAY_WORKER_PORTS[1]}",
+        *[f"--{name}={port}" for name, port in ray_node_ports(settings).items()],
+        f"--min-worker-port={ray_worker_ports(settings)[0]}",
+        f"--max-worker-port={ray_worker_ports(settings)[1]}",
     ]
     definition = {
-        "name": RAY,
+        "name": _service.own(RAY, settings["service"]),
         "entrypoint": ["ray"],
         "command": command,
         **container_base(settings, member, members, cache_dir, tmp_volume),
@@ -495,11 +687,18 @@ def vllm_container(
     base = container_base(settings, member, members, cache_dir, tmp_volume)
     # Explicit, or vLLM would start a Ray of its own (RAY-03). Only here: "ray start" must not see it.
     base["env"]["RAY_ADDRESS"] = f"{member['address']}:{settings['ray_port']}"
+    if settings["data_parallel"] > 1:
+        spread = spans_nodes(settings)  # vLLM's word for an engine over several nodes; else it wants all of its GPUs on one
+        base["env"].setdefault("VLLM_RAY_DP_PACK_STRATEGY", "span" if spread else "strict")
+        engines = 1 if spread else settings["gpus_per_node"] // (settings["tensor_parallel"] * settings["pipeline_parallel"])
+        command += ["--data-parallel-size", str(settings["data_parallel"]), "--data-parallel-size-local", str(engines)]
+        command += ["--data-parallel-backend", "ray", "--data-parallel-address", member["address"]]
     own = carry_over_file(carry_over(settings, members))
     if own:
         root = base["env"].setdefault("VLLM_CONFIG_ROOT", CONFIG)
         base["volumes"] = [*base["volumes"], f"{own['path']}:{root}/ray_non_carry_over_env_vars.json:ro"]
-    definition = {"name": VLLM, "entrypoint": ["vllm"], "command": command, **base, "pid_mode": f"container:{RAY}"}
+    names = {role: _service.own(role, settings["service"]) for role in (VLLM, RAY)}
+    definition = {"name": names[VLLM], "entrypoint": ["vllm"], "command": command, **base, "pid_mode": f"container:{names[RAY]}"}
     # the path of a plain model does not say what is there
     extra = image_fingerprint + (revision if is_plain(settings["model"]) else "")
     return finish(definition, settings, revision, "server", extra)
@@ -516,11 +715,16 @@ def rank_container(
     """``spark-vllm`` of one node for the executor ``mp``: its ranks, and on the head the API server too. No Ray."""
     head = next(m for m in members if m["head"])
     ranks = [head["name"], *(m["name"] for m in members if not m["head"])]
-    command = ["serve", snapshot_path(settings, revision), *vllm_arguments(settings)]
+    arguments = vllm_arguments(settings)
+    command = ["serve", snapshot_path(settings, revision), *(arguments if member["head"] else headless(arguments))]
     command += ["--nnodes", str(len(members)), "--node-rank", str(ranks.index(member["name"]))]
     command += ["--master-addr", head["address"], "--master-port", str(settings["mp_port"])]
+    if settings["data_parallel"] > 1:  # which engines are on which node, vLLM derives from the node's rank
+        command += ["--data-parallel-size", str(settings["data_parallel"])]
+        command += ["--data-parallel-address", head["address"], "--data-parallel-rpc-port", str(settings["dp_port"])]
     command += [] if member["head"] else ["--headless"]
-    definition = {"name": VLLM, "entrypoint": ["vllm"], "command": command, **container_base(settings, member, members, cache_dir)}
+    name = _service.own(VLLM, settings["service"])
+    definition = {"name": name, "entrypoint": ["vllm"], "command": command, **container_base(settings, member, members, cache_dir)}
     extra = image_fingerprint + (revision if is_plain(settings["model"]) else "")
     return finish(definition, settings, revision, "server" if member["head"] else "rank", extra)
 
@@ -541,7 +745,7 @@ def vllm_arguments(settings: dict[str, t.Any]) -> list[str]:
     for flag, value in ours:
         if value is not None:
             arguments += [flag, str(value)]
-    reserved = {flag for flag, _value in ours} | {"--model", "-tp", "-pp", "--data-parallel-size", "--api-key", *MP_FLAGS}
+    reserved = {flag for flag, _value in ours} | {"--model", "-tp", "-pp", "--api-key", *MP_FLAGS, *DP_FLAGS}
     for extra in settings["vllm_args"]:
         given = str(extra).split("=", 1)[0]
         flag = given.replace("_", "-") if given.startswith("--") else given  # vLLM takes both spellings
@@ -554,6 +758,18 @@ def vllm_arguments(settings: dict[str, t.Any]) -> list[str]:
             )
         arguments.append(str(extra))
     return arguments
+
+
+def headless(arguments: t.Sequence[str]) -> list[str]:
+    """Those arguments that a node without an API may have: vLLM refuses a number of API servers there."""
+    kept: list[str] = []
+    value = False
+    for word in arguments:
+        flag = word.partition("=")[0].replace("_", "-")
+        if not value and flag not in ("--api-server-count", "-asc"):
+            kept.append(word)
+        value = not value and flag in ("--api-server-count", "-asc") and "=" not in word
+    return kept
 
 
 def variable_for(flag: str) -> str:
@@ -571,6 +787,10 @@ def variable_for(flag: str) -> str:
         "--max-model-len": "spark_max_model_len",
         "--model": "spark_model",
         "--master-port": "spark_mp_port",
+        **dict.fromkeys(("--data-parallel-size", "-dp"), "spark_data_parallel"),
+        **dict.fromkeys(("--data-parallel-rpc-port", "-dpp"), "spark_dp_port"),
+        **dict.fromkeys(("--data-parallel-size-local", "-dpl", "--data-parallel-address", "-dpa"), "spark_data_parallel"),
+        **dict.fromkeys(("--data-parallel-backend", "-dpb"), "spark_data_parallel, and spark_executor"),
         **dict.fromkeys(
             ("--nnodes", "-n", "--node-rank", "-r", "--master-addr", "--headless"), "spark_executor, and the inventory's hosts"
         ),
@@ -586,14 +806,16 @@ def running_as_planned(node: dict[str, t.Any], definition: dict[str, t.Any]) -> 
     return False
 
 
-def has_container(node: dict[str, t.Any], name: str) -> bool:
-    return any(container["name"] == name for container in node["containers"])
+def own_containers(settings: dict[str, t.Any], node: dict[str, t.Any]) -> dict[str, dict[str, t.Any]]:
+    """The containers of this service on a node by their role, whoever made them; not those that are set aside."""
+    roles = {_service.own(role, settings["service"]): role for role in (RAY, VLLM)}
+    return {roles[c["name"]]: c for c in node["containers"] if c["name"] in roles}
 
 
-def running_version(members: list[dict[str, t.Any]]) -> str:
+def running_version(settings: dict[str, t.Any], members: list[dict[str, t.Any]]) -> str:
     """The executor of a version of ours that runs on the whole gang ("" when none does, or only a part of one)."""
     runs = {
-        m["name"]: {c["name"] for c in m["node"]["containers"] if c["running"] and _tenants.is_own(c, LABEL) and c["name"] in (RAY, VLLM)}
+        m["name"]: {role for role, c in own_containers(settings, m["node"]).items() if c["running"] and _tenants.is_own(c, LABEL)}
         for m in members
     }
     if all(runs[m["name"]] == ({RAY, VLLM} if m["head"] else {RAY}) for m in members):
@@ -601,9 +823,10 @@ def running_version(members: list[dict[str, t.Any]]) -> str:
     return "mp" if all(names == {VLLM} for names in runs.values()) else ""
 
 
-def has_record(node: dict[str, t.Any]) -> bool:
+def has_record(node: dict[str, t.Any], service: str = "") -> bool:
     """Whether an earlier run stopped a service here and never came to the point where its own server was proven."""
-    return bool(node.get("disks", {}).get(RECORD, {}).get("checked") == RECORD)
+    path = _service.record(service)
+    return bool(node.get("disks", {}).get(path, {}).get("checked") == path)
 
 
 def container_diff(node: dict[str, t.Any], definition: dict[str, t.Any]) -> dict[str, t.Any]:
@@ -730,7 +953,7 @@ def gang_containers(
         return {m["name"]: {VLLM: rank_container(settings, m, members, cache[m["name"]], image_fingerprint, revision)} for m in members}
     # The name of the volume says which cluster it belongs to, so that two versions never share one.
     clusters = [ray_container(settings, m, members, cache[m["name"]], image_fingerprint)["labels"][f"{LABEL}.definition"] for m in members]
-    volume = f"{TMP_VOLUME}-{digest(clusters)[:12]}"
+    volume = f"{TMP_VOLUME}{_service.ending(settings['service'])}-{digest(clusters)[:12]}"
     result: dict[str, dict[str, t.Any]] = {}
     for member in members:
         arguments = (settings, member, members, cache[member["name"]], image_fingerprint)
@@ -755,7 +978,8 @@ def serving_plan(
     nodes: dict[str, t.Any] = {}
     for member in members:
         containers = planned[member["name"]]
-        present = {name: has_container(member["node"], name) for name in (RAY, VLLM)}
+        own = own_containers(settings, member["node"])
+        present = {role: role in own for role in (RAY, VLLM)}
         nodes[member["name"]] = {
             "address": member["address"],
             "head": member["head"],
@@ -765,11 +989,11 @@ def serving_plan(
             "present": present,
             "extra": [name for name, there in present.items() if there and name not in containers],
             "claims": node_claims(settings, member),
-            "known": {c["name"]: c["id"] for c in member["node"]["containers"] if c["name"] in (RAY, VLLM)},
+            "known": {c["name"]: c["id"] for c in own.values()},
         }
     nothing_extra = not any(n["extra"] for n in nodes.values())
     ray_in_place = not ray or (nothing_extra and all(n["in_place"][RAY] for n in nodes.values()))
-    record_left = any(has_record(m["node"]) for m in members)
+    record_left = any(has_record(m["node"], settings["service"]) for m in members)
     return {
         **state,
         "image_fingerprint": image_fingerprint,
@@ -778,8 +1002,13 @@ def serving_plan(
         "head_address": head["address"],
         "addresses": [m["address"] for m in members],
         "ray_ports": ray_ports(settings, head=True),
+        "ray_worker_ports": list(ray_worker_ports(settings)),
+        "beside": {name: sorted(other["nodes"]) for name, other in _service.beside(members, settings["service"]).items()},
         "paths": _fabric_path.paths(members, {m["name"]: [22, *open_ports(settings, m["head"])] for m in members}),
         "gpus": len(members) * settings["gpus_per_node"],
+        # Engines of a model without experts have nothing to say to each other.
+        "ranks_talk": spans_nodes(settings)
+        or (settings["data_parallel"] > 1 and _layers.is_moe((head["node"].get("snapshot") or {}).get("config"))),
         "nodes": nodes,
         "fabric": {
             "topology": _topology.topology(members),
@@ -792,6 +1021,6 @@ def serving_plan(
         "server_present": nodes[head["name"]]["present"][VLLM],
         "record_left": record_left,
         # What runs can be come back to: it is whole, and no earlier run left something older to come back to.
-        "previous": "" if record_left else running_version(members),
+        "previous": "" if record_left else running_version(settings, members),
         "stop_needed": any(c["action"] == "stop" for n in nodes.values() for c in n["claims"]),
     }

@@ -33,6 +33,7 @@ BOUND = (
     "executor",
     "tensor_parallel",
     "pipeline_parallel",
+    "data_parallel",
     "gpu_memory_utilization",
     "max_model_len",
     "vllm_args",
@@ -110,11 +111,18 @@ SETTING = {
     "-tp": "tensor_parallel",
     "--pipeline-parallel-size": "pipeline_parallel",
     "-pp": "pipeline_parallel",
+    "--data-parallel-size": "data_parallel",
+    "-dp": "data_parallel",
     "--distributed-executor-backend": "executor",
     "--gpu-memory-utilization": "gpu_memory_utilization",
     "--max-model-len": "max_model_len",
 }
-OURS = ("--nnodes", "--node-rank", "-n", "-r", "--master-addr", "--master-port", "--headless", "--download-dir")
+OURS = (
+    *("--nnodes", "--node-rank", "-n", "-r", "--master-addr", "--master-port", "--headless", "--download-dir"),
+    *("--data-parallel-size-local", "-dpl", "--data-parallel-address", "-dpa", "--data-parallel-rpc-port", "-dpp"),
+    *("--data-parallel-backend", "-dpb", "--data-parallel-rank", "-dpn", "--data-parallel-start-rank", "-dpr"),
+)
+BALANCED = ("--data-parallel-external-lb", "-dpe", "--data-parallel-hybrid-lb", "-dph", "--data-parallel-multi-port-external-lb")
 SECRETS = ("--api-key", "--hf-token")
 FILES = ("--chat-template", "--reasoning-parser-plugin", "--tool-parser-plugin")
 # Somebody else's interfaces and addresses, and what the collection sets on every node itself.
@@ -339,9 +347,8 @@ def arguments(recipe: dict[str, t.Any], words: t.Sequence[str]) -> None:
             errors[flag] = "is a secret on a command line"
         elif flag in OURS:
             warnings.append(f"{flag} is left out: the collection sets it")
-        elif flag in ("--data-parallel-size", "-dp"):
-            if value != "1":
-                errors[flag] = f"{value}: data parallel serving is not supported"
+        elif flag in BALANCED:
+            errors[flag] = "wants one API for each engine; the collection serves one endpoint"
         elif flag == "--tokenizer" and value not in (settings.get("model"), ""):
             errors[flag] = f"{value} is a second repository; the collection brings one model to the nodes"
         else:
@@ -376,7 +383,7 @@ def take(recipe: dict[str, t.Any], flag: str, value: str) -> None:
     try:
         if name == "model":
             model(recipe, value)
-        elif name in ("tensor_parallel", "pipeline_parallel", "api_port"):
+        elif name in ("tensor_parallel", "pipeline_parallel", "data_parallel", "api_port"):
             settings[name] = int(value)
         elif name == "gpu_memory_utilization":
             settings[name] = float(value)
@@ -605,7 +612,8 @@ def apply(
                 overridden.append(key)
     if f"{PREFIX}tensor_parallel" not in result:
         gpus = nodes * whole(result.get(f"{PREFIX}gpus_per_node"), 1)
-        result[f"{PREFIX}tensor_parallel"] = max(1, gpus // whole(result.get(f"{PREFIX}pipeline_parallel"), 1))
+        rest = whole(result.get(f"{PREFIX}pipeline_parallel"), 1) * whole(result.get(f"{PREFIX}data_parallel"), 1)
+        result[f"{PREFIX}tensor_parallel"] = max(1, gpus // rest)
         filled.append("tensor_parallel")
     if not any_nodes:
         check_nodes(recipe, result, nodes, known)
@@ -654,6 +662,7 @@ def check_nodes(
 ) -> None:
     """The recipe's number of nodes against that of the inventory. Raises Problem."""
     ranks = whole(result.get(f"{PREFIX}tensor_parallel"), 1) * whole(result.get(f"{PREFIX}pipeline_parallel"), 1)
+    ranks *= whole(result.get(f"{PREFIX}data_parallel"), 1)
     needed = -(-ranks // whole(result.get(f"{PREFIX}gpus_per_node"), 1))
     allowed = recipe["nodes"]
     if (not allowed or nodes in allowed) and needed == nodes:

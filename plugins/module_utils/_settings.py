@@ -12,7 +12,7 @@ import ipaddress
 import re
 import typing as t
 
-from ansible_collections.dgxspark.serving.plugins.module_utils import _overrides
+from ansible_collections.dgxspark.serving.plugins.module_utils import _overrides, _service
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 
 PREFIX = "spark_"
@@ -50,12 +50,17 @@ def value_problems(settings: dict[str, t.Any]) -> list[Problem]:
         refuse("fabric_subnet", "an IPv4 subnet in CIDR form, such as 192.168.200.0/24, or nothing to have it found")
     if settings["gid_index"] not in ("", "auto") and not re.fullmatch(r"\d{1,3}", settings["gid_index"]):
         refuse("gid_index", "nothing (NCCL finds it), auto, or a number that is right for every RDMA device of every node")
-    for name in ("api_port", "ray_port", "mp_port"):
+    for name in ("api_port", "ray_port", "mp_port", "dp_port"):
         if not 1024 <= settings[name] <= 65535:
             refuse(name, "a port from 1024 to 65535")
+    if not _service.is_name(settings["service"]):
+        refuse("service", "at most 20 small letters, digits and hyphens, without the word previous")
+    if settings["port_offset"] % _service.STEP or not 0 <= settings["port_offset"] <= _service.MOST:
+        refuse("port_offset", f"a multiple of {_service.STEP} from 0 to {_service.MOST}")
     for name in (
         "tensor_parallel",
         "pipeline_parallel",
+        "data_parallel",
         "gpus_per_node",
         "ray_num_cpus",
         "ready_timeout",
@@ -100,5 +105,13 @@ def resolve(settings: dict[str, t.Any]) -> dict[str, t.Any]:
     url = f"http://{'127.0.0.1' if everywhere else settings['api_host']}:{settings['api_port']}"
     # What is in a directory is named by it, not by its whole path.
     model = settings["model"].rstrip("/").rpartition("/")[2] if settings["model"].startswith(("/", "~")) else settings["model"]
-    # Subnets of further rails: filled in where the fabric is found.
-    return {"fabric_rails": [], **settings, "served_model_name": settings["served_model_name"] or model, "api_local_url": url}
+    service = settings["service"]
+    return {
+        "fabric_rails": [],  # subnets of further rails: filled in where the fabric is found
+        **settings,
+        **{name: settings[name] + settings["port_offset"] for name in ("ray_port", "mp_port", "dp_port")},
+        "served_model_name": settings["served_model_name"] or model,
+        "api_local_url": url,
+        "names": {role: _service.own(role, service) for role in _service.ROLES},
+        "record": _service.record(service),
+    }

@@ -13,7 +13,7 @@ import math
 import re
 import typing as t
 
-from ansible_collections.dgxspark.serving.plugins.module_utils import _tenants
+from ansible_collections.dgxspark.serving.plugins.module_utils import _service, _tenants
 from ansible_collections.dgxspark.serving.plugins.module_utils._containers import exit_text, normal_stamp
 from ansible_collections.dgxspark.serving.plugins.module_utils._image import local_reference
 from ansible_collections.dgxspark.serving.plugins.module_utils._plan import LABEL, RAY, VLLM, cache_dir_of, in_home, repo_folder
@@ -109,6 +109,7 @@ def _container(record: t.Mapping[str, t.Any], now: float) -> dict[str, t.Any]:
     running = bool(record.get("running"))
     return {
         "name": record["name"],
+        "role": _service.role_of(record),
         "state": record.get("state") or "",
         "running": running,
         "exit": "" if running else exit_text(record),
@@ -164,6 +165,7 @@ def unreachable_row(name: str, head: bool, address: str, error: str) -> dict[str
         "ray": None,
         "containers": [],
         "others": [],
+        "beside": [],
         "records": [],
         "aside": [],
         "model_folder": "",
@@ -187,9 +189,11 @@ def node_row(
 ) -> dict[str, t.Any]:
     """The row of a node that answered. ``server`` is what the module ``serving_status`` returned (head only)."""
     now = float(node["time"])
-    own = [c for c in node["containers"] if c["name"] in OURS and (c.get("labels") or {}).get(LABEL) == "1"]
-    containers = sorted((_container(c, now) for c in own), key=lambda c: OURS.index(c["name"]))
-    claims = _tenants.claims(node, settings["stop"], [settings["api_port"]], LABEL)
+    service = str(settings.get("service") or "")
+    ours = [c for c in node["containers"] if _tenants.is_own(c, LABEL) and _service.role_of(c)]
+    own = [c for c in ours if _service.of(c) == service]
+    containers = sorted((_container(c, now) for c in own), key=lambda c: OURS.index(c["role"]))
+    claims = _tenants.claims(node, settings["stop"], [settings["api_port"]], LABEL, service)
     others = [
         {"name": c["name"], "kind": c["kind"], "on_port": settings["api_port"] in (c.get("ports") or []), "known": c["action"] == "stop"}
         for c in claims
@@ -203,7 +207,12 @@ def node_row(
         "containers": containers,
         "others": others,
         "records": sorted(path for path, entry in (node.get("disks") or {}).items() if entry.get("checked") == path),
-        "aside": sorted(c["name"] for c in node["containers"] if _tenants.is_own(c, LABEL) and c["name"].endswith(SUFFIX)),
+        "aside": sorted(
+            c["name"] for c in node["containers"] if _tenants.is_own(c, LABEL) and _service.of(c) == service and c["name"].endswith(SUFFIX)
+        ),
+        "beside": [
+            {"service": other, "port": _service.api_port(c), **_container(c, now)} for c in ours if (other := _service.of(c)) != service
+        ],
         "model_folder": in_home(settings["model"], dict(node))
         if is_plain(settings["model"])
         else f"{cache_dir_of(dict(settings), dict(node))}/hub/{repo_folder(settings['model'])}",
@@ -219,7 +228,7 @@ def node_row(
 
 
 def _one(row: t.Mapping[str, t.Any], name: str) -> dict[str, t.Any] | None:
-    return next((c for c in row["containers"] if c["name"] == name), None)
+    return next((c for c in row["containers"] if c.get("role", c["name"]) == name), None)
 
 
 def with_ray(rows: t.Sequence[t.Mapping[str, t.Any]], table: t.Mapping[str, t.Any] | None) -> list[dict[str, t.Any]]:
@@ -333,6 +342,34 @@ def _running(server: t.Mapping[str, t.Any], wrong: t.Sequence[str]) -> tuple[str
     return "loading", f"stage {where}" + (f", for {duration(seconds)}" if seconds is not None else "")
 
 
+def beside(rows: t.Sequence[t.Mapping[str, t.Any]]) -> list[dict[str, t.Any]]:
+    """The other services on these nodes: {service, model, port, nodes: {node: running}, seconds}. Whether they answer is for their own status."""
+    found: dict[str, dict[str, t.Any]] = {}
+    for row in rows:
+        for container in row.get("beside") or []:
+            empty: dict[str, t.Any] = {"service": container["service"], "model": "", "port": None, "nodes": {}, "seconds": None}
+            other = found.setdefault(container["service"], empty)
+            other["nodes"][row["node"]] = other["nodes"].get(row["node"], True) and container["running"]
+            other["model"] = other["model"] or container["served_model_name"]
+            other["port"] = other["port"] or container["port"]
+            if container["port"]:
+                other["seconds"] = container["seconds"]
+    return [found[name] for name in sorted(found)]
+
+
+def beside_lines(found: t.Sequence[t.Mapping[str, t.Any]]) -> list[str]:
+    """``Beside it: service chat (org/model, port 30001) runs on spark-1, spark-2 for 3 h``."""
+    lines = []
+    for other in found:
+        up = [node for node, running in other["nodes"].items() if running]
+        down = [node for node, running in other["nodes"].items() if not running]
+        what = ", ".join([other["model"] or "its server is on another node", *([f"port {other['port']}"] if other["port"] else [])])
+        since = f" for {duration(other['seconds'])}" if other["seconds"] is not None else ""
+        states = ([f"runs on {', '.join(up)}{since}"] if up else []) + ([f"ENDED on {', '.join(down)}"] if down else [])
+        lines.append(f"Beside it: {_service.title(other['service'])} ({what}) {', '.join(states)}")
+    return lines
+
+
 def document(rows: t.Sequence[t.Mapping[str, t.Any]], settings: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
     """Everything that is known, for machines; ``table`` makes it readable. The head is the first row."""
     head = next(row for row in rows if row["role"] == "head")
@@ -370,6 +407,7 @@ def document(rows: t.Sequence[t.Mapping[str, t.Any]], settings: t.Mapping[str, t
         "nodes": [
             {key: value for key, value in row.items() if key not in ("server", "model_folder", "image_names", "aside")} for row in rows
         ],
+        "services": beside(rows),
         "problems": wrong,
         "notes": notes,
     }
@@ -480,6 +518,7 @@ def table(found: t.Mapping[str, t.Any]) -> str:
     """The document for a person: verdict, model, one line for each node, what is wrong."""
     lines = [headline(found), *model_lines(found), ""]
     lines += columns([HEADINGS, *(_cells(row) for row in found["nodes"])])
+    lines += ["", *beside_lines(found["services"])] if found["services"] else []
     if found["problems"] or found["notes"]:
         lines += ["", *(f"! {text}" for text in found["problems"]), *(f"  {text}" for text in found["notes"])]
     return "\n".join(lines)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import typing as t
 
+from ansible_collections.dgxspark.serving.plugins.module_utils import _service
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 
 OWN_LABEL = "dgxspark.serving"
@@ -17,6 +18,8 @@ OWN_UNIT_PREFIX = "dgxspark-serving"
 # A GPU process below this is a desktop or a monitor, not a model (a GB10 shows Xorg with 18 MiB, gnome-shell with 6 MiB).
 GPU_TENANT_MIB = 512
 DESKTOP_PROCESSES = ("Xorg", "Xwayland", "gnome-shell", "gdm", "kwin", "plasmashell", "mutter", "nvidia-persistenced")
+
+BESIDE = "beside"  # held by another service of ours: nothing to stop and nothing to refuse, see _service
 
 ACTIVE_UNIT_STATES = ("active", "activating", "reloading", "deactivating")
 
@@ -108,11 +111,13 @@ class _Claims:
 
     def result(self) -> list[dict[str, t.Any]]:
         order = {"refuse": 0, "stop": 1, "ours": 2}
-        return sorted(self._claims.values(), key=lambda c: (order[c["action"]], c["kind"], c["name"], c["port"] or 0))
+        told = [claim for claim in self._claims.values() if claim["action"] != BESIDE]
+        return sorted(told, key=lambda c: (order[c["action"]], c["kind"], c["name"], c["port"] or 0))
 
 
 class _Allowed:
-    def __init__(self, stop: t.Mapping[str, t.Any] | None) -> None:
+    def __init__(self, stop: t.Mapping[str, t.Any] | None, service: str = "") -> None:
+        self.service = service
         stop = stop or {}
         self.containers = {str(name).lstrip("/") for name in stop.get("containers") or []}
         self.units = {unit_name(str(name)) for name in stop.get("units") or []}
@@ -124,7 +129,7 @@ def _verdict(container: t.Mapping[str, t.Any], allowed: _Allowed, own_label: str
     name = str(container.get("name", "")).lstrip("/")
     project = container.get("compose_project")
     if is_own(container, own_label):
-        return "container", name, "ours"
+        return "container", name, "ours" if _service.of(container) == allowed.service else BESIDE
     if name in allowed.containers:
         return "container", name, "stop"
     if project and project in allowed.projects:
@@ -220,16 +225,20 @@ def _claim_gpu(node: t.Mapping[str, t.Any], running: list[dict[str, t.Any]], all
 
 
 def claims(
-    node: t.Mapping[str, t.Any], stop: t.Mapping[str, t.Any] | None, ports: t.Iterable[int], own_label: str = OWN_LABEL
+    node: t.Mapping[str, t.Any],
+    stop: t.Mapping[str, t.Any] | None,
+    ports: t.Iterable[int],
+    own_label: str = OWN_LABEL,
+    service: str = "",
 ) -> list[dict[str, t.Any]]:
-    """What runs on this node and stands in our way, one entry per holder, refusals first.
+    """What runs on this node and stands in our way, one entry per holder, refusals first. What belongs to another service than ``service`` is not in it.
 
     ``node`` is RV(node) of node_info; ``stop`` = {containers, units, compose_projects} is what the inventory lets us stop;
     ``ports`` are the TCP ports that we need. An entry: {kind: container|unit|compose_project|process, name, pid, port, address,
     user, container, unit, process, ports, where, containers, reason, action: stop|ours|refuse}. Everything that is named in
     ``stop`` and runs is listed, also when it holds nothing of ours; what is named and does not run, or does not exist, is not.
     """
-    allowed = _Allowed(stop)
+    allowed = _Allowed(stop, service)
     running = [c for c in node.get("containers") or [] if is_running(c)]
     out = _Claims()
     _claim_ports(node, running, {int(p) for p in ports}, allowed, own_label, out)

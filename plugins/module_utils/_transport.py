@@ -23,7 +23,8 @@ NCCL_LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET", "NCCL_DEBUG_F
 NCCL_FILES = "tmp/nccl.*.{pid}.log"
 WORKER_FILES = "tmp/ray/session_2*/logs/worker-*-{pid}.out"
 RANK_PROCESS = re.compile(r"^(ray::RayWorker(Wrapper|Proc)|VLLM::Worker)")
-_TITLE = re.compile(r"^VLLM::Worker_TP(\d+)")  # with pipeline parallel the number is not the rank, and the title has more
+# Only the sizes above 1 are in it.
+_TITLE = re.compile(r"^VLLM::Worker(?=_(?:DP|PP|TP)\d)(?:_DP(?P<data>\d+))?(?:_PP(?P<pipeline>\d+))?(?:_PCP\d+)?(?:_TP(?P<tensor>\d+))?")
 
 _VERSION = re.compile(r"NCCL version (\d[\w.+-]*)")
 _NETWORK = re.compile(r"NCCL INFO Using network (.+?)\s*$")
@@ -105,13 +106,17 @@ def parse_nccl(text: str) -> dict[str, t.Any]:
     }
 
 
-def parse_worker(text: str, title: str = "", maps: str = "") -> dict[str, t.Any]:
-    """{rank, world, backend} from what vLLM logs in the process of a rank; else what its title and its libraries say (the executor mp logs elsewhere)."""
+def parse_worker(text: str, title: str = "", maps: str = "", sizes: tuple[int, int] = (1, 1)) -> dict[str, t.Any]:
+    """{rank, world, backend} from what vLLM logs in the process of a rank; else what its title and its libraries say (the executor mp logs elsewhere).
+
+    ``sizes``: tensor and pipeline parallel size. Ranks are counted engine by engine, stage by stage.
+    """
     if found := _WORKER.search(text):
         return {"world": int(found[1]), "rank": int(found[2]), "backend": found[3]}
     told: dict[str, t.Any] = {}
     if found := _TITLE.search(title):
-        told["rank"] = int(found[1])
+        data, pipeline, tensor = (int(found[kind] or 0) for kind in ("data", "pipeline", "tensor"))
+        told["rank"] = (data * sizes[1] + pipeline) * sizes[0] + tensor
     if "libtorch" in maps:
         told["backend"] = "nccl" if "libnccl" in maps else "gloo"
     return told

@@ -466,6 +466,16 @@ def completion_request(path: str, model: str, prompt: str, max_tokens: int) -> d
     return body
 
 
+def completions(asked: int, engines: int) -> int:
+    """How many completions prove the server: each of its data parallel engines gives one."""
+    return max(asked, engines) if asked and engines > 1 else asked
+
+
+def engine_header(number: int, engines: int) -> dict[str, str]:
+    """What sends the completion with this number to one data parallel engine after the other (vLLM 0.11 and newer; older ones choose)."""
+    return {"X-data-parallel-rank": str(number % engines)} if engines > 1 else {}
+
+
 _NO_CHAT = re.compile(r"chat.?template|does not support chat|not support.*chat completions|chat completions.*not support", re.IGNORECASE)
 
 

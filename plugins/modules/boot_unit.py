@@ -49,6 +49,11 @@ options:
     description:
       - What the unit has to know, from the plan of M(dgxspark.serving.serving_plan). Needed with O(state=present).
     type: dict
+  service:
+    description:
+      - Name of the service, as in C(spark_service). It ends the names of the unit, of its program's directory and of its file.
+    type: str
+    default: ""
 """
 
 EXAMPLES = r"""
@@ -90,7 +95,8 @@ PROGRAM = _boot  # travels to the node with this module, and from there into the
 class BootUnit:
     """Brings the files and the unit into a state. ``root`` is put before every path (for tests)."""
 
-    def __init__(self, node: str, run: Run, write: t.Callable[[str, str], None], check: bool, root: str = "") -> None:
+    def __init__(self, node: str, run: Run, write: t.Callable[[str, str], None], check: bool, root: str = "", service: str = "") -> None:
+        self.paths = _boot_files.Paths(service)
         self.node = node
         self.run = run
         self.write = write
@@ -108,7 +114,7 @@ class BootUnit:
         if rc and arguments[0] != "is-active":
             self.fail(
                 f"systemctl {' '.join(arguments)} ended with {rc}: {err.strip() or out.strip()}",
-                f"see systemctl status {_boot_files.UNIT_NAME}; spark_boot: false does without it",
+                f"see systemctl status {self.paths.unit_name}; spark_boot: false does without it",
             )
         return out.strip()
 
@@ -124,8 +130,8 @@ class BootUnit:
         present = self.read(path)
         if present == content:
             return False
-        if path.startswith(_boot_files.PROGRAM_DIR):  # one line for all of it: code is no diff that a person reads
-            action = f"write the program in {_boot_files.PROGRAM_DIR}"
+        if path.startswith(self.paths.program):  # one line for all of it: code is no diff that a person reads
+            action = f"write the program in {self.paths.program}"
         else:
             action = f"{'remove' if content is None else 'write'} {path}"
             self.before[path], self.after[path] = present or "", content or ""
@@ -144,9 +150,9 @@ class BootUnit:
         return True
 
     def ensure_link(self, wanted: bool) -> bool:
-        path = self.root + _boot_files.WANTS_PATH
+        path = self.root + self.paths.wants
         target = os.readlink(path) if os.path.islink(path) else None
-        if target == (_boot_files.UNIT_PATH if wanted else None):
+        if target == (self.paths.unit if wanted else None):
             return False
         self.actions.append("enable the unit" if wanted else "disable the unit")
         if not self.check:
@@ -154,30 +160,30 @@ class BootUnit:
             if target is not None:
                 os.unlink(path)
             if wanted:
-                os.symlink(_boot_files.UNIT_PATH, path)
+                os.symlink(self.paths.unit, path)
         return True
 
     def present(self, program: t.Mapping[str, str], gang: t.Mapping[str, t.Any]) -> None:
-        wanted = {**program, _boot_files.GANG_PATH: _boot_files.gang_text(gang)}
+        wanted = {**program, self.paths.gang: _boot_files.gang_text(gang)}
         stale = [path for path, content in wanted.items() if self.ensure_file(path, content)]
         self.ensure_link(True)
-        running = self.systemctl("is-active", _boot_files.UNIT_NAME) == "active"
+        running = self.systemctl("is-active", self.paths.unit_name) == "active"
         if stale or not running:
             self.actions.append(f"{'restart' if running else 'start'} the unit")
             if not self.check:
-                self.systemctl("restart", _boot_files.UNIT_NAME)
+                self.systemctl("restart", self.paths.unit_name)
 
     def absent(self) -> None:
-        if self.systemctl("is-active", _boot_files.UNIT_NAME) in ("active", "activating", "deactivating"):
+        if self.systemctl("is-active", self.paths.unit_name) in ("active", "activating", "deactivating"):
             self.actions.append("stop the unit")
             if not self.check:
-                self.systemctl("stop", _boot_files.UNIT_NAME)
+                self.systemctl("stop", self.paths.unit_name)
         self.ensure_link(False)
-        for path in (_boot_files.UNIT_PATH, _boot_files.GANG_PATH):
+        for path in (self.paths.unit, self.paths.gang):
             self.ensure_file(path, None)
-        folder = self.root + _boot_files.PROGRAM_DIR
+        folder = self.root + self.paths.program
         if os.path.isdir(folder):
-            self.actions.append(f"remove {_boot_files.PROGRAM_DIR}")
+            self.actions.append(f"remove {self.paths.program}")
             if not self.check:
                 shutil.rmtree(folder)
 
@@ -188,6 +194,7 @@ def main() -> None:
             "node": {"type": "str", "default": ""},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "gang": {"type": "dict"},
+            "service": {"type": "str", "default": ""},
         },
         required_if=[("state", "present", ("gang",))],
         supports_check_mode=True,
@@ -199,12 +206,13 @@ def main() -> None:
         os.chmod(handle.name, 0o644)
         module.atomic_move(handle.name, path)
 
-    unit = BootUnit(module.params["node"], bounded(module.run_command), write, module.check_mode)
+    service = module.params["service"]
+    unit = BootUnit(module.params["node"], bounded(module.run_command), write, module.check_mode, service=service)
     try:
         if module.params["state"] == "absent":
             unit.absent()
         else:
-            unit.present(_boot_files.program(_boot_files.sources()), module.params["gang"])
+            unit.present(_boot_files.program(_boot_files.sources(), service), module.params["gang"])
     except Problem as problem:
         module.fail_json(msg=problem.msg, problem=problem.as_dict(), changed=bool(unit.actions), actions=unit.actions)
     diff = [

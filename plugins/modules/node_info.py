@@ -68,6 +68,10 @@ options:
     type: list
     elements: str
     default: []
+  service:
+    description: Name of the service whose boot unit to look at, as in C(spark_service).
+    type: str
+    default: ""
   docker_socket:
     description: Socket of the Docker daemon.
     type: path
@@ -192,7 +196,7 @@ node:
       description:
         - All containers, running or not. Each with C(name), C(id), C(image), C(image_id), C(state), C(running), C(pid), C(started_at), C(finished_at),
           C(exit_code), C(oom_killed), C(error), C(restart_count), C(restart_policy), C(labels), C(ports) (C(host_ip), C(host_port), C(container_port),
-          C(protocol)), C(network_mode), C(gpu), C(privileged) and C(compose_project).
+          C(protocol)), C(network_mode), C(gpu), C(privileged), C(compose_project) and C(arguments) (of those that this collection made).
       type: list
       elements: dict
       returned: always
@@ -247,7 +251,7 @@ import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.dgxspark.serving.plugins.module_utils._boot_files import UNIT_NAME, state_of
+from ansible_collections.dgxspark.serving.plugins.module_utils._boot_files import Paths, state_of
 from ansible_collections.dgxspark.serving.plugins.module_utils._docker_api import DockerApi
 from ansible_collections.dgxspark.serving.plugins.module_utils._node import Host, collect
 from ansible_collections.dgxspark.serving.plugins.module_utils._snapshot import local_state, model_config
@@ -366,6 +370,7 @@ def main() -> None:
             },
             "paths": {"type": "list", "elements": "str", "default": []},
             "units": {"type": "list", "elements": "str", "default": []},
+            "service": {"type": "str", "default": ""},
             "docker_socket": {"type": "path", "default": "/var/run/docker.sock"},
         },
         supports_check_mode=True,
@@ -373,6 +378,7 @@ def main() -> None:
     params = module.params
     host = build_host(module)
     kernel = os.uname()
+    unit = Paths(params["service"]).unit_name
     node: dict[str, t.Any] = {
         "name": params["node"],
         "hostname": kernel.nodename,
@@ -383,8 +389,8 @@ def main() -> None:
         "effective_user": host.effective_user,
         "snapshot": None,
     }
-    node.update(collect(host, image=params["image"], paths=params["paths"], units=[*params["units"], UNIT_NAME]))
-    node["boot"] = state_of(read_file, os.path.islink, node["unit_states"].pop(UNIT_NAME, "unknown"))
+    node.update(collect(host, image=params["image"], paths=params["paths"], units=[*params["units"], unit]))
+    node["boot"] = state_of(read_file, os.path.islink, node["unit_states"].pop(unit, "unknown"), params["service"])
     model = params["model"]
     if model:
         patterns = None if model["exclude"] is None else {"allow": [], "ignore": sorted(model["exclude"])}

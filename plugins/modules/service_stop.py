@@ -85,6 +85,12 @@ options:
       - Where to write down what was stopped. Kept readable for root only.
     type: path
     default: /var/lib/dgxspark-serving/stopped.json
+  service:
+    description:
+      - Name of the service, as in C(spark_service). It ends the name of O(record) as long as that is the default. Another
+        service is nothing to stop and nothing to refuse.
+    type: str
+    default: ""
 """
 
 EXAMPLES = r"""
@@ -159,7 +165,7 @@ import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.dgxspark.serving.plugins.module_utils import _comeback, _containers, _diagnosis, _record, _tenants
+from ansible_collections.dgxspark.serving.plugins.module_utils import _comeback, _containers, _diagnosis, _record, _service, _tenants
 from ansible_collections.dgxspark.serving.plugins.module_utils._containers import Docker, DockerError
 from ansible_collections.dgxspark.serving.plugins.module_utils._docker_api import SOCKET, DockerApi
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
@@ -352,7 +358,9 @@ class Service:
     def stop(self) -> None:
         wanted = {key: self.p[key] for key in ("containers", "units", "compose_projects")}
         seen = self.node.observe(self.p["units"])
-        refused = _tenants.refusal([c for c in _tenants.claims(seen, wanted, self.p["ports"]) if c["ports"]], self.p["node"], "stop")
+        refused = _tenants.refusal(
+            [c for c in _tenants.claims(seen, wanted, self.p["ports"], service=self.p["service"]) if c["ports"]], self.p["node"], "stop"
+        )
         if refused:
             raise refused
         items = _tenants.stop_plan(seen, wanted)
@@ -456,7 +464,9 @@ class Service:
             for item in left:  # a member that compose left running, or that came up meanwhile
                 for name in item["containers"]:
                     self.node.docker.stop(name, self.p["timeout"])
-            held = [c for c in _tenants.claims(seen, wanted, self.p["ports"]) if c["ports"] and c["action"] != "ours"]
+            held = [
+                c for c in _tenants.claims(seen, wanted, self.p["ports"], service=self.p["service"]) if c["ports"] and c["action"] != "ours"
+            ]
             alive = {pid: name for pid, name in pids.items() if self.node.read(f"/proc/{pid}/cgroup")}
             if not left and not held and not alive:
                 return
@@ -667,10 +677,13 @@ def main() -> None:
             "timeout": {"type": "int", "default": 60},
             "start_timeout": {"type": "int", "default": 900},
             "record": {"type": "path", "default": "/var/lib/dgxspark-serving/stopped.json"},
+            "service": {"type": "str", "default": ""},
             "node": {"type": "str", "default": ""},
         },
         supports_check_mode=True,
     )
+    if module.params["record"] == _service.record():
+        module.params["record"] = _service.record(module.params["service"])
     started = time.monotonic()
     node = Node(bounded(module.run_command))
     memory = node.memory()

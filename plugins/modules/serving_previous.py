@@ -48,7 +48,7 @@ options:
     required: true
   containers:
     description:
-      - Names of containers, in the order to stop or start them.
+      - Containers, by the names that they have without O(service), in the order to stop or start them.
     type: list
     elements: str
     default: [spark-vllm, spark-ray]
@@ -83,6 +83,11 @@ options:
       - Where to write down what was set aside. The same file as that of M(dgxspark.serving.service_stop).
     type: path
     default: /var/lib/dgxspark-serving/stopped.json
+  service:
+    description:
+      - Name of the service, as in C(spark_service). It ends the names of its containers, and that of O(record) as long as that is the default.
+    type: str
+    default: ""
 """
 
 EXAMPLES = r"""
@@ -133,14 +138,14 @@ import urllib.request
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.dgxspark.serving.plugins.module_utils import _previous, _record, _tenants
+from ansible_collections.dgxspark.serving.plugins.module_utils import _previous, _record, _service, _tenants
 from ansible_collections.dgxspark.serving.plugins.module_utils._containers import Docker, DockerError
 from ansible_collections.dgxspark.serving.plugins.module_utils._previous import SUFFIX
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 from ansible_collections.dgxspark.serving.plugins.module_utils._wait import bounded, timed_out
 
 ANSWER = 10.0  # seconds; a busy server is slow, a dead one refuses at once
-NAMES = ("spark-vllm", "spark-ray")
+NAMES = _service.ROLES
 
 
 def get(url: str) -> tuple[int, str]:
@@ -152,6 +157,11 @@ def get(url: str) -> tuple[int, str]:
         return exc.code, ""
     except (OSError, ValueError):
         return 0, ""
+
+
+def record_of(params: t.Mapping[str, t.Any]) -> str:
+    """The record of this service, unless another one is named."""
+    return _service.record(params["service"]) if params["record"] == _service.record() else str(params["record"])
 
 
 class Previous:
@@ -170,10 +180,12 @@ class Previous:
         self.check_mode = check_mode
         self.result = result
         self.ask = ask
+        self.path = record_of(params)
         self.stage = "rollback" if params["state"] in ("restored", "started") else "stop"
-        self.record = _record.load(params["record"], params["node"], self.stage) or {"stopped": []}
+        self.record = _record.load(self.path, params["node"], self.stage) or {"stopped": []}
         self.own: dict[str, dict[str, t.Any]] = dict(self.record.get("own") or {})
-        self.found = docker.inspect([*NAMES, *(name + SUFFIX for name in NAMES)])
+        self.names = {role: _service.own(role, params["service"]) for role in NAMES}
+        self.found = docker.inspect([name + ending for name in self.names.values() for ending in ("", SUFFIX)])
         self.tell()
 
     def tell(self) -> None:
@@ -198,8 +210,8 @@ class Previous:
                 remedy="do it by hand and run again; what was stopped is written down and comes back when a run fails",
             )
 
-    def ours(self, name: str) -> dict[str, t.Any] | None:
-        container = self.found.get(name)
+    def ours(self, role: str, ending: str = "") -> dict[str, t.Any] | None:
+        container = self.found.get(self.names[role] + ending)
         return container if container and _tenants.is_own(container) else None
 
     # -- kept
@@ -233,21 +245,23 @@ class Previous:
             self.own = {name: _previous.kept(c) for name, c in present.items() if c}
             if not self.check_mode:
                 self.record = {**self.record, "node": self.p["node"], "own": self.own}
-                _record.save(self.p["record"], self.record)
+                _record.save(self.path, self.record)
             self.tell()
-        for name in self.p["containers"]:
-            container = present.get(name)
+        for role in self.p["containers"]:
+            container = present.get(role)
             if container is None:
                 continue
-            if self.own.get(name, {}).get("id") == container["id"]:
+            name = self.names[role]
+            if self.own.get(role, {}).get("id") == container["id"]:
                 if self.act(f"set container {name} aside"):
-                    self.set_aside(name, container)
+                    self.set_aside(role, container)
             elif self.act(f"remove container {name}"):
                 self.remove(name, container)
 
-    def set_aside(self, name: str, container: t.Mapping[str, t.Any]) -> None:
+    def set_aside(self, role: str, container: t.Mapping[str, t.Any]) -> None:
+        name = self.names[role]
         self.must(self.docker.stop(name, self.p["timeout"]), f"stop container {name}")
-        left = self.ours(name + SUFFIX)
+        left = self.ours(role, SUFFIX)
         if left and left["id"] != container["id"]:
             self.remove(name + SUFFIX, left)
         self.must(self.docker.rename(name, name + SUFFIX), f"rename container {name} to {name}{SUFFIX}")
@@ -262,20 +276,20 @@ class Previous:
     # -- restored
 
     def restore(self) -> None:
-        for name in NAMES:
-            container = self.ours(name)
-            if container and container["id"] != self.own.get(name, {}).get("id") and self.act(f"remove container {name}"):
+        for role, name in self.names.items():
+            container = self.ours(role)
+            if container and container["id"] != self.own.get(role, {}).get("id") and self.act(f"remove container {name}"):
                 self.remove(name, container)
         missing = []
         intact = True
-        for name, entry in self.own.items():
-            here, aside = self.ours(name), self.ours(name + SUFFIX)
+        for role, entry in self.own.items():
+            here, aside = self.ours(role), self.ours(role, SUFFIX)
             if here and here["id"] == entry["id"]:
                 intact = intact and here["running"] and here["started_at"] == entry["started_at"]
             elif aside and aside["id"] == entry["id"]:
                 intact = False
             else:
-                missing.append(name)
+                missing.append(self.names[role])
         self.result["intact"] = intact
         if missing:
             raise Problem(
@@ -290,8 +304,9 @@ class Previous:
     # -- started, forgotten
 
     def start(self) -> None:
-        for name in self.p["containers"]:
-            aside, container = self.ours(name + SUFFIX), self.ours(name)
+        for role in self.p["containers"]:
+            name = self.names[role]
+            aside, container = self.ours(role, SUFFIX), self.ours(role)
             back = container is None and aside is not None
             container = container or aside
             if container is None:
@@ -314,20 +329,20 @@ class Previous:
                 self.must(self.docker.start(name), f"start container {name}", "restore-failed")
 
     def clear(self) -> None:
-        for name in self.p["containers"]:
-            container = self.ours(name)
+        for role in self.p["containers"]:
+            name, container = self.names[role], self.ours(role)
             if container and self.act(f"remove container {name}"):
                 self.remove(name, container)
 
     def forget(self) -> None:
-        for name in NAMES:
-            container = self.ours(name + SUFFIX)
+        for role, name in self.names.items():
+            container = self.ours(role, SUFFIX)
             if container and self.act(f"remove container {name}{SUFFIX}"):
                 self.remove(name + SUFFIX, container)
         if self.own:
             self.own = {}
             if self.act("forget the previous version"):
-                _record.save(self.p["record"], {key: value for key, value in self.record.items() if key != "own"})
+                _record.save(self.path, {key: value for key, value in self.record.items() if key != "own"})
         self.tell()
 
 
@@ -343,6 +358,7 @@ def main() -> None:
             "tmp_volume": {"type": "str", "default": ""},
             "timeout": {"type": "int", "default": 60},
             "record": {"type": "path", "default": "/var/lib/dgxspark-serving/stopped.json"},
+            "service": {"type": "str", "default": ""},
             "node": {"type": "str", "default": ""},
         },
         supports_check_mode=True,
@@ -367,7 +383,7 @@ def main() -> None:
     except DockerError as exc:
         fail(_record.no_docker(exc, params["node"], "stop"))
     except OSError as exc:
-        fail(_record.unwritable(exc, params["record"], params["node"], "stop"))
+        fail(_record.unwritable(exc, record_of(params), params["node"], "stop"))
     module.exit_json(**result)
 
 

@@ -39,6 +39,14 @@ options:
     description: How many ranks this node must have.
     type: int
     default: 1
+  tensor_parallel:
+    description: Tensor parallel size. With O(pipeline_parallel) it gives a rank its number where its log does not say it.
+    type: int
+    default: 1
+  pipeline_parallel:
+    description: Pipeline parallel size.
+    type: int
+    default: 1
   fabric:
     description: Of this node, as RV(dgxspark.serving.nccl_interface_info#module:fabric). Gives the rails that the devices belong to.
     type: dict
@@ -228,7 +236,11 @@ class Node:
         return {info["local"]: row["ifname"] for row in rows for info in row.get("addr_info", []) if "local" in info}
 
     def ranks(
-        self, inits: t.Iterable[int], rails: t.Sequence[t.Mapping[str, t.Any]], ray: t.Callable[[int], bool]
+        self,
+        inits: t.Iterable[int],
+        rails: t.Sequence[t.Mapping[str, t.Any]],
+        ray: t.Callable[[int], bool],
+        sizes: tuple[int, int] = (1, 1),
     ) -> list[dict[str, t.Any]]:
         """A record for each process that is a rank."""
         names = self.names()
@@ -241,7 +253,7 @@ class Node:
             if not named and (nccl is None or _transport.parse_nccl(nccl)["nranks"] < 2):
                 continue
             worker = self.first(pid, _transport.WORKER_FILES, inside) or ""
-            told = _transport.parse_worker(worker, title, self.text(str(pid), "maps"))
+            told = _transport.parse_worker(worker, title, self.text(str(pid), "maps"), sizes)
             connections = _transport.outside(self.connections(pid), set(names), ray)
             result.append(_transport.rank_record(inside, nccl, told, connections, names, rails))
         return result
@@ -264,7 +276,8 @@ def look(params: dict[str, t.Any], docker: Docker, node: Node, result: dict[str,
     fabric = params["fabric"]
     rails = [rail for rail in fabric.get("rails", []) if rail.get("active")]
     inits = [container["pid"] for container in found.values() if container["running"]]
-    ranks = node.ranks(inits, rails, lambda port: port in params["ray_ports"] or first <= port <= last)
+    sizes = (params["tensor_parallel"], params["pipeline_parallel"])
+    ranks = node.ranks(inits, rails, lambda port: port in params["ray_ports"] or first <= port <= last, sizes)
     ranks = [{"node": params["node"], **rank, "text": _transport.describe(rank, len(rails))} for rank in ranks]
     everyone = sorted([*ranks, *params["others"]], key=lambda rank: (rank["rank"] is None, rank["rank"] or 0, rank["node"]))
     ways = sorted({rank["transport"] for rank in everyone})
@@ -279,6 +292,8 @@ def main() -> None:
             "node": {"type": "str", "default": ""},
             "containers": {"type": "list", "elements": "str", "default": ["spark-ray", "spark-vllm"]},
             "ranks": {"type": "int", "default": 1},
+            "tensor_parallel": {"type": "int", "default": 1},
+            "pipeline_parallel": {"type": "int", "default": 1},
             "fabric": {"type": "dict", "default": {}},
             "ray_ports": {"type": "list", "elements": "int", "default": []},
             "ray_worker_ports": {"type": "list", "elements": "int", "default": [20002, 20999]},

@@ -93,6 +93,11 @@ options:
       - How many completions must produce tokens.
     type: int
     default: 2
+  engines:
+    description:
+      - How many data parallel engines there are behind the API. With more than one, each must give a completion.
+    type: int
+    default: 1
   pause:
     description:
       - Seconds between two completions, used with O(fresh=true).
@@ -239,7 +244,14 @@ PROBE = 0.25  # seconds between two cheap questions while nothing listens yet
 SLICE_MIN = 5.0  # a slice costs a new process on the node: a new stage alone ends it only when it has lasted this long
 
 
-def request(url: str, path: str, body: dict[str, t.Any] | None = None, key: str | None = None, total: float = QUICK) -> dict[str, t.Any]:
+def request(
+    url: str,
+    path: str,
+    body: dict[str, t.Any] | None = None,
+    key: str | None = None,
+    total: float = QUICK,
+    more: dict[str, str] | None = None,
+) -> dict[str, t.Any]:
     """One HTTP request without proxies: {kind: status|refused|reset|timeout|unreachable|broken, status, body, error, seconds}.
 
     ``total`` seconds bound the whole exchange, also with a server that sends one byte now and then.
@@ -265,7 +277,7 @@ def request(url: str, path: str, body: dict[str, t.Any] | None = None, key: str 
     try:
         connection.connect()
         connection.sock.settimeout(total)
-        headers = {"Accept": "application/json", "Connection": "close"}
+        headers = {"Accept": "application/json", "Connection": "close", **(more or {})}
         if key:
             headers["Authorization"] = f"Bearer {key}"
         if body is not None:
@@ -321,6 +333,7 @@ class Ready:
         self.p = params
         self.docker = docker
         self.ask = ask
+        self.wanted = _vllm.completions(params["completions"], params["engines"])
         self.now = time.monotonic
         self.state = state or _vllm.new_state(self.now())
         self.limits = _vllm.limits(params["stage_timeouts"])
@@ -410,16 +423,16 @@ class Ready:
         self.reason = self.model["reason"]
         if self.model["ready"]:
             self.enter("completion")
-            self.state = dict(
-                self.state, max_model_len=self.model["max_model_len"], detail=f"{len(self.state['answers'])}/{self.p['completions']}"
-            )
+            self.state = dict(self.state, max_model_len=self.model["max_model_len"], detail=f"{len(self.state['answers'])}/{self.wanted}")
         return bool(self.model["ready"])
 
     def complete(self, watch: bool) -> bool:
         """Ask for one completion; True when it produced tokens. The containers are watched meanwhile."""
         body = _vllm.completion_request(self.endpoint, self.p["served_model"], self.p["prompt"], self.p["max_tokens"])
         left = self.p["timeout"] - (self.now() - self.state["started"])
-        call = _Background(lambda: self.ask(self.p["url"], self.endpoint, body, self.p["api_key"], max(1.0, min(self.p["deadline"], left))))
+        more = _vllm.engine_header(len(self.state["answers"]), self.p["engines"])
+        arguments = (self.p["url"], self.endpoint, body, self.p["api_key"], max(1.0, min(self.p["deadline"], left)))
+        call = _Background(lambda: self.ask(*arguments, more) if more else self.ask(*arguments))
         while not call.wait(1.0):
             if watch:
                 self.look_at_containers()
@@ -437,9 +450,7 @@ class Ready:
         if verdict["verdict"] == "ok":
             answers = [*self.state["answers"], {"text": verdict["text"], "tokens": verdict["tokens"], "seconds": answer["seconds"]}]
             now = self.now()
-            self.state = dict(
-                self.state, answers=answers, errors_in_row=0, progress_at=now, detail=f"{len(answers)}/{self.p['completions']}"
-            )
+            self.state = dict(self.state, answers=answers, errors_in_row=0, progress_at=now, detail=f"{len(answers)}/{self.wanted}")
             return True
         errors = self.state["errors_in_row"] + (1 if verdict["verdict"] == "error" else 0)
         self.state = dict(self.state, errors_in_row=errors)
@@ -476,7 +487,7 @@ class Ready:
         if problem:
             raise problem
         self._looked = self.now()
-        if self.serving(self.p["completions"], self.p["pause"] if self.p["fresh"] else 0.0, until):
+        if self.serving(self.wanted, self.p["pause"] if self.p["fresh"] else 0.0, until):
             return True
         problem = _vllm.overdue(self.state, self.p["node"], self.now(), self.p["timeout"], self.limits)
         if problem:
@@ -567,6 +578,7 @@ def main() -> None:
             "timeout": {"type": "float", "default": 3600},
             "stage_timeouts": {"type": "dict", "default": {}},
             "completions": {"type": "int", "default": 2},
+            "engines": {"type": "int", "default": 1},
             "pause": {"type": "float", "default": 0.5},
             "fresh": {"type": "bool", "default": False},
             "prompt": {"type": "str", "default": "Say hello."},

@@ -7,6 +7,7 @@ from __future__ import annotations
 import spark
 from power import UNIT, made, power, serves, status, until
 
+
 def test_a_worker_that_lost_power() -> None:
     until(serves, 60)
     before = made()

@@ -49,8 +49,15 @@ def test_no_connection_is_made():
 def test_every_input_has_its_default(run):
     result = run()
     assert not result.get("failed") and result["changed"] is False
-    assert set(result["settings"]) == {name.removeprefix("spark_") for name in gang.options()} | {"api_local_url", "fabric_rails"}
+    assert set(result["settings"]) == {name.removeprefix("spark_") for name in gang.options()} | {
+        "api_local_url",
+        "fabric_rails",
+        "names",
+        "record",
+    }
     derived = {"fabric_rails": [], "served_model_name": gang.MODEL, "api_local_url": "http://127.0.0.1:30000"}
+    derived["names"] = {"spark-vllm": "spark-vllm", "spark-ray": "spark-ray"}
+    derived["record"] = "/var/lib/dgxspark-serving/stopped.json"
     assert result["settings"] == {**gang.settings(model_revision="main"), **derived}
 
 

@@ -130,7 +130,7 @@ class Machine:
         return called
 
     def answers(self, url, model, patience=300):
-        return self.state["answers"] and self.containers["spark-vllm"]["running"]
+        return self.state["answers"] and any(c["running"] for name, c in self.containers.items() if name.startswith("spark-vllm"))
 
     def table(self, container, address):
         free = {"GPU": 0.0 if self.state["reserved"] else 1.0}
@@ -423,3 +423,10 @@ def test_a_rank_of_mp_that_ended_by_itself_stays_down(code, log, reason):
     machine = Machine(RANK_ON, events, end=600)
     assert run(machine, executor="mp", head=False) == 1 and reason in machine.told[-1]
     assert machine.done == [] and not machine.answered["ready"]
+
+
+def test_a_second_service_starts_its_own_containers():
+    own = {"spark-ray-chat": "ray-1", "spark-vllm-chat": "vllm-1"}
+    machine = Machine({**OFF, **{name: (False, made) for name, made in own.items()}}, end=300, nodes={HEAD: "a", WORKER: "b"})
+    assert run(machine, service="chat", containers=own) == "goes on" and machine.told[-1] == "serves"
+    assert machine.done == ["empty the /tmp of spark-ray-chat", "start spark-ray-chat", "start spark-vllm-chat"]

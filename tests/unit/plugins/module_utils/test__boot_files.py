@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from ansible_collections.dgxspark.serving.plugins.module_utils import _boot, _boot_files
+from ansible_collections.dgxspark.serving.plugins.module_utils import _boot_files
 
 SETTINGS = {
     "boot": True,
@@ -20,6 +20,9 @@ SETTINGS = {
     "executor": "ray",
     "ray_port": 6379,
     "mp_port": 29501,
+    "dp_port": 29550,
+    "data_parallel": 1,
+    "service": "",
     "api_local_url": "http://127.0.0.1:30000",
     "served_model_name": "tiny",
     "ready_timeout": 3600,
@@ -108,4 +111,13 @@ def test_what_the_unit_has_to_know():
 
 def test_the_unit_never_restarts_by_itself_and_leaves_the_containers():
     lines = _boot_files.UNIT.splitlines()
-    assert "Restart=no" in lines and "KillMode=process" in lines and _boot.UNIT_NAME == "dgxspark-serving.service"
+    assert "Restart=no" in lines and "KillMode=process" in lines and _boot_files.UNIT_NAME == "dgxspark-serving.service"
+
+
+def test_a_second_service_has_a_unit_of_its_own():
+    paths, own = _boot_files.Paths("chat"), _boot_files.program({"_boot": "x"}, "chat")
+    assert (paths.unit_name, paths.gang) == ("dgxspark-serving-chat.service", "/var/lib/dgxspark-serving/boot-chat.json")
+    assert not set(own) & set(_boot_files.program({"_boot": "x"})) and all("chat" in path for path in own)
+    assert f"ExecStart=/usr/bin/python3 {paths.program}/boot.py {paths.gang}" in own[paths.unit]
+    gang = _boot_files.gang_of({**SETTINGS, "service": "chat"}, PLAN, "spark-1")
+    assert gang["service"] == "chat" and gang["containers"] == {"spark-ray-chat": "abc"}

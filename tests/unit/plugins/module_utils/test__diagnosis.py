@@ -78,6 +78,7 @@ LINES = [
         "VLL-04",
         {"heads": "64", "tensor_parallel": "3"},
     ),
+    ("NotImplementedError: Pipeline parallelism is not supported for this model. Supported models implement", "pp-model", {}),
     (
         "ValueError: World size (2) is larger than the number of available GPUs (1) in this node. If this is intentional",
         "RAY-03",

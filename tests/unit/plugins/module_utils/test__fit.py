@@ -115,6 +115,28 @@ def test_a_stage_of_a_pipeline_holds_its_layers():
     assert _fit.cost(LLAMA, 1, 3).per_token == 27 * 4096  # the fullest of 27, 27 and 26 layers
 
 
+def test_a_stage_is_as_full_as_its_own_layers():
+    """Of 48 layers every fourth has a cache that grows; 4 stages of 12 have 3 of them each, whatever their place."""
+    assert _fit.cost(REFERENCE, 1, 4).per_token == 24576 / 12 * 3
+    assert _fit.cost(REFERENCE, 1, 4, dealt="24,8,8,8").per_token == 24576 / 12 * 6
+    assert _fit.cost(REFERENCE, 1, 4, dealt="24,24").per_token == 24576 / 12 * 3  # refused elsewhere
+
+
+def test_the_fullest_stage_decides_about_weights():
+    row = _fit.fit(LLAMA, 80 << 30, pipeline_parallel=3, memory=SPARK)
+    assert row["weights"] == 27 << 30
+    assert _fit.fit(LLAMA, 80 << 30, pipeline_parallel=2, dealt="60,20", memory=SPARK)["weights"] == 60 << 30
+    assert _fit.fit(LLAMA, 80 << 30, tensor_parallel=2, pipeline_parallel=2, memory=SPARK)["weights"] == 20 << 30
+
+
+def test_engines_hold_the_model_each_and_their_requests_add_up():
+    one = _fit.fit(LLAMA, 8 << 30, memory=SPARK, max_model_len=8192)
+    two = _fit.fit(LLAMA, 8 << 30, data_parallel=2, memory=SPARK, max_model_len=8192)
+    assert two["weights"] == one["weights"] and two["requests"] == 2 * one["requests"] and two["data_parallel"] == 2
+    assert "1 x 1 x 2" in _fit.table("m", 8 << 30, [{"nodes": 2, "gpus": 1, **two}])
+    assert "TP x PP " in _fit.table("m", 8 << 30, [{"nodes": 1, "gpus": 1, **one}])
+
+
 def test_a_window_is_bounded():
     cost = _fit.cost(GPT_OSS, 1, 1, "auto", 8192)
     assert (cost.windowed, cost.window) == (36864, 128 + 8192)
@@ -210,7 +232,9 @@ def test_arguments():
     words = ["--kv-cache-dtype", "fp8", "--max_num_batched_tokens=4096", "--enforce-eager", "--kv-cache-dtype", "auto"]
     assert _fit.argument(words, "--kv-cache-dtype") == "auto"
     assert _fit.argument(words, "--enforce-eager") == "" and _fit.argument(words, "--seed") is None
-    assert _fit.options(gang.settings(vllm_args=words)) == {"utilization": 0.8, "max_model_len": 0, "kv_dtype": "auto", "in_flight": 4096}
+    expected = {"utilization": 0.8, "max_model_len": 0, "kv_dtype": "auto", "in_flight": 4096, "dealt": ""}
+    assert _fit.options(gang.settings(vllm_args=words)) == expected
+    assert _fit.options(gang.settings(env={"VLLM_PP_LAYER_PARTITION": "1,2"}))["dealt"] == "1,2"
 
 
 PAIR = {"spark-1": SPARK, "spark-2": SPARK}
@@ -271,3 +295,18 @@ def test_table():
     assert heading.split("  ")[0] == "NODES" and remark == "! something"
     assert one.split() == ["1", "1", "x", "1", "118.4", "GiB", "-", "24.0", "KiB", "-", "-", "weights", "do", "not", "fit"]
     assert two.split()[4:] == ["59.2", "GiB", "32.0", "GiB", "12.0", "KiB", "262144", "123", "of", "16384", "tokens", "fits"]
+
+
+@pytest.mark.parametrize(
+    ("config", "engines", "refused"),
+    [
+        (LLAMA, 1, False),  # 140 GiB over two ranks
+        (LLAMA, 2, True),  # over one rank each
+        (REFERENCE, 2, False),  # experts are shared: not known how much is on each
+        (None, 2, False),
+    ],
+)
+def test_gate_of_engines(config, engines, refused):
+    values = gang.settings(tensor_parallel=2 // engines, data_parallel=engines, max_model_len=4096)
+    problem, _told = _fit.gate(values, PAIR, 140 << 30, config)
+    assert (problem is not None) == refused

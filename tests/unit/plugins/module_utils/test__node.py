@@ -313,6 +313,12 @@ def test_container_records():
     assert not any("Env" in key or key == "env" for key in web)
 
 
+def test_command_lines_of_our_own_containers_only():
+    inspect = {"Name": "/x", "Args": ["serve", "--port", "30000"], "Config": {"Labels": {"dgxspark.serving": "1"}}}
+    assert _node.container_record(inspect)["arguments"] == ["serve", "--port", "30000"]
+    assert _node.container_record({**inspect, "Config": {"Labels": {}}})["arguments"] == []
+
+
 def test_container_that_vanished_is_left_out():
     api = docker_api()
     api[f"/containers/{load(HOST_NET)['Id']}/json"] = (404, {"message": "No such container"})

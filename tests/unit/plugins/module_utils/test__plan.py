@@ -81,6 +81,65 @@ def test_ranks_are_the_gpus_of_the_inventory(nodes, per_node, tensor, pipeline, 
 
 
 @pytest.mark.parametrize(
+    ("nodes", "per_node", "tensor", "pipeline", "data", "words"),
+    [
+        (2, 1, 1, 1, 2, ()),
+        (4, 1, 2, 1, 2, ()),
+        (8, 1, 2, 2, 2, ()),
+        (2, 2, 1, 1, 4, ()),
+        (2, 2, 2, 1, 2, ()),
+        (4, 2, 2, 2, 2, ()),
+        (2, 1, 2, 1, 2, ("x spark_data_parallel 2 = 4 ranks", "2 ranks")),
+        (3, 1, 1, 1, 2, ("= 2 ranks", "3 ranks")),
+        (3, 2, 3, 1, 2, ("engines of 3 GPUs on nodes with 2", "take whole nodes")),
+    ],
+)
+def test_engines_fill_the_gpus_of_the_inventory(nodes, per_node, tensor, pipeline, data, words):
+    values = gang.settings(gpus_per_node=per_node, tensor_parallel=tensor, pipeline_parallel=pipeline, data_parallel=data)
+    problems = _plan.parallel_problems(values, nodes)
+    assert [problem.id for problem in problems] == (["RAY-03"] if words else [])
+    assert all(word in problems[0].msg for word in words)
+
+
+DENSE = {"num_hidden_layers": 6, "num_attention_heads": 8}
+SPARSE = {"text_config": {**DENSE, "num_experts": 16}}
+
+
+@pytest.mark.parametrize(
+    ("config", "values", "ident", "words"),
+    [
+        (DENSE, {"pipeline_parallel": 6}, None, ()),
+        (DENSE, {"pipeline_parallel": 7}, "pp-layers", ("spark_pipeline_parallel 7", "6 layers", "at most 6 stages")),
+        ({"text_config": DENSE}, {"pipeline_parallel": 8}, "pp-layers", ("6 layers",)),
+        ({}, {"pipeline_parallel": 7}, None, ()),
+        (None, {"pipeline_parallel": 7}, None, ()),
+        (DENSE, {"pipeline_parallel": 2, "env": {"VLLM_PP_LAYER_PARTITION": "4,2"}}, None, ()),
+        (
+            DENSE,
+            {"pipeline_parallel": 2, "env": {"VLLM_PP_LAYER_PARTITION": "4,3"}},
+            "pp-layers",
+            ("PARTITION 4,3", "2 numbers", "sum is 6"),
+        ),
+        (DENSE, {"pipeline_parallel": 3, "env": {"VLLM_PP_LAYER_PARTITION": "3,3"}}, "pp-layers", ("3 numbers",)),
+        (DENSE, {"pipeline_parallel": 2, "env": {"VLLM_PP_LAYER_PARTITION": "x"}}, "pp-layers", ("2 numbers",)),
+        (DENSE, {"env": {"VLLM_PP_LAYER_PARTITION": "x"}}, None, ()),  # vLLM does not look at it
+        (DENSE, {"tensor_parallel": 2, "data_parallel": 2, "executor": "mp"}, "dp-nodes", ("executor mp", "spark_executor: ray")),
+        (DENSE, {"tensor_parallel": 1, "pipeline_parallel": 2, "data_parallel": 2, "executor": "mp"}, "dp-nodes", ()),
+        (DENSE, {"tensor_parallel": 2, "data_parallel": 2, "executor": "mp", "gpus_per_node": 2}, None, ()),
+        (DENSE, {"tensor_parallel": 1, "data_parallel": 2, "executor": "mp"}, None, ()),
+        (DENSE, {"tensor_parallel": 2, "data_parallel": 2, "executor": "ray"}, None, ()),
+        (SPARSE, {"tensor_parallel": 2, "data_parallel": 2, "executor": "mp"}, None, ()),
+        (None, {"tensor_parallel": 2, "data_parallel": 2, "executor": "mp"}, None, ()),
+        ({"num_attention_heads": 3}, {"tensor_parallel": 2}, "VLL-04", ("3 attention heads",)),
+    ],
+)
+def test_what_a_model_cannot_be_split_into(config, values, ident, words):
+    problems = _plan.model_problems(gang.settings(**{"tensor_parallel": 1, **values}), config)
+    assert [problem.id for problem in problems] == ([ident] if ident else [])
+    assert all(word in problems[0].msg for word in words)
+
+
+@pytest.mark.parametrize(
     ("config", "size", "allowed"),
     [
         ({"num_attention_heads": 32}, 2, None),
@@ -465,6 +524,77 @@ def test_ranks_without_ray():
     assert not any("/tmp" in mount for mount in rank["spark-vllm"]["volumes"])
 
 
+def test_stages_and_engines_without_ray():
+    """Which engine and which stage a node has, vLLM derives from its rank."""
+    staged = containers("spark-2", executor="mp", tensor_parallel=1, pipeline_parallel=2)["spark-vllm"]["command"]
+    assert staged[staged.index("--tensor-parallel-size") :][:4] == ["--tensor-parallel-size", "1", "--pipeline-parallel-size", "2"]
+    assert not any("data-parallel" in str(word) for word in staged)
+    for name in ("spark-1", "spark-2"):
+        command = containers(name, executor="mp", tensor_parallel=1, data_parallel=2, dp_port=29600)["spark-vllm"]["command"]
+        place = ["--data-parallel-size", "2", "--data-parallel-address", "192.168.200.12", "--data-parallel-rpc-port", "29600"]
+        assert command[command.index("--data-parallel-size") :][:6] == place
+        assert (command[-1] == "--headless") == (name == "spark-2")
+
+
+@pytest.mark.parametrize(
+    ("values", "local", "pack"),
+    [
+        ({"tensor_parallel": 1}, "1", "strict"),
+        ({"tensor_parallel": 1, "gpus_per_node": 4, "data_parallel": 8}, "4", "strict"),
+        ({"tensor_parallel": 2, "gpus_per_node": 4, "data_parallel": 4}, "2", "strict"),
+        ({"tensor_parallel": 2}, "1", "span"),
+        ({"tensor_parallel": 1, "pipeline_parallel": 2}, "1", "span"),
+    ],
+)
+def test_engines_with_ray(values, local, pack):
+    server = containers(**{"data_parallel": 2, **values})["spark-vllm"]
+    command = server["command"]
+    size = str(values.get("data_parallel", 2))
+    place = ["--data-parallel-size", size, "--data-parallel-size-local", local, "--data-parallel-backend", "ray"]
+    assert command[command.index("--data-parallel-size") :] == [*place, "--data-parallel-address", "192.168.200.12"]
+    assert server["env"]["VLLM_RAY_DP_PACK_STRATEGY"] == pack
+    assert "VLLM_RAY_DP_PACK_STRATEGY" not in containers(**{"data_parallel": 2, **values})["spark-ray"]["env"]
+    assert "VLLM_RAY_DP_PACK_STRATEGY" not in containers()["spark-vllm"]["env"]
+
+
+def test_another_split_does_not_replace_ray():
+    for values in ({"tensor_parallel": 1, "pipeline_parallel": 2}, {"tensor_parallel": 1, "data_parallel": 2}):
+        assert containers(**values)["spark-ray"] == containers()["spark-ray"]
+
+
+def test_a_number_of_api_servers_is_for_the_head_only():
+    words = ["--seed", "1", "--api-server-count", "7", "--enforce-eager", "--api_server_count=3"]
+    head, rank = (containers(name, executor="mp", vllm_args=words)["spark-vllm"]["command"] for name in ("spark-1", "spark-2"))
+    assert [word for word in words if word in head] == words
+    assert [word for word in words if word in rank] == ["--seed", "1", "--enforce-eager"]
+
+
+def test_ports_of_engines_without_ray():
+    values = gang.settings(executor="mp", tensor_parallel=1, data_parallel=2)
+    taken = gang.node(listeners=[gang.listener(29550)])
+    assert "29550" in _plan.node_problems(values, gang.member(facts=taken))[0].msg
+    assert _plan.node_problems(values, gang.member("spark-2", taken)) == []
+    assert _plan.node_problems(gang.settings(executor="mp"), gang.member(facts=taken)) == []
+    assert _plan.node_problems(gang.settings(tensor_parallel=1, data_parallel=2), gang.member(facts=taken)) == []
+    assert 29550 in _plan.open_ports(values, True) and 29550 not in _plan.open_ports(values, False)
+
+
+@pytest.mark.parametrize(
+    ("values", "config", "talk"),
+    [
+        ({}, None, True),
+        ({"tensor_parallel": 1, "pipeline_parallel": 2}, None, True),
+        ({"tensor_parallel": 1, "data_parallel": 2}, DENSE, False),
+        ({"tensor_parallel": 1, "data_parallel": 2}, SPARSE, True),
+        ({"tensor_parallel": 2, "gpus_per_node": 2, "data_parallel": 2}, DENSE, False),
+        ({"tensor_parallel": 2, "data_parallel": 2}, DENSE, True),
+    ],
+)
+def test_whether_ranks_talk_over_the_fabric(values, config, talk):
+    snapshot = {"complete": True, "verified": True, "revision": gang.REVISION, "manifest_digest": "d1", "path": "/x", "config": config}
+    assert _plan.serving_plan(gang.settings(**values), gang.pair({"snapshot": snapshot}))["ranks_talk"] is talk
+
+
 def test_ranks_are_counted_from_the_head_also_when_it_is_not_the_first():
     members = gang.pair()[::-1]
     for name, number in (("spark-1", "0"), ("spark-2", "1")):
@@ -685,7 +815,13 @@ def test_arguments(values, pair):
         ("--gpu-memory-utilization", "spark_gpu_memory_utilization"),
         ("--max-model-len", "spark_max_model_len"),
         ("--model", "spark_model"),
-        ("--data-parallel-size", "not supported yet"),
+        ("--data-parallel-size", "spark_data_parallel"),
+        ("-dp", "spark_data_parallel"),
+        ("--data_parallel_size_local=1", "spark_data_parallel"),
+        ("--data-parallel-rpc-port", "spark_dp_port"),
+        ("--data-parallel-backend", "spark_executor"),
+        ("--data-parallel-hybrid-lb", "not supported yet"),
+        ("--data-parallel-rank", "not supported yet"),
         ("--api-key", "not supported yet"),
         ("--api_key", "not supported yet"),
         ("--max_model_len=4096", "spark_max_model_len"),

@@ -195,7 +195,7 @@ PEERS = {
             "env": {"VLLM_ATTENTION_BACKEND": "FLASHINFER"},
         },
         [],
-        ["env.HF_TOKEN", "env.CACHE", "command", "--speculative-config", "--data-parallel-size", "--api-key"],
+        ["env.HF_TOKEN", "env.CACHE", "command", "--speculative-config", "--data-parallel-hybrid-lb", "--api-key"],
     ),
     "eugr/pair_ray": (
         "eugr",
@@ -314,7 +314,14 @@ CHANGES = {
     "one file of a repository": ({"model": "o/m:Q4_K_M", "command": None}, "model", "image", "ghcr.io/example-org/vllm-gb10:2026.11"),
     "a pipe": ({"command": "vllm serve {model} | tee log"}, "command", "model", "example-org/Alpaca-9-120B-FP8"),
     "an open quotation": ({"command": "vllm serve {model} --x '{"}, "command", "model", "example-org/Alpaca-9-120B-FP8"),
-    "data parallel of one": ({"command": "vllm serve {model} -dp 1"}, None, "model", "example-org/Alpaca-9-120B-FP8"),
+    "engines": ({"command": "vllm serve {model} -dp 2 --data-parallel-backend ray"}, None, "data_parallel", 2),
+    "engines of a format without a command": ({"command": None, "defaults": {"data_parallel": 2}}, None, "data_parallel", 2),
+    "a balancer of somebody else": (
+        {"command": "vllm serve {model} -dp 2 --data-parallel-external-lb"},
+        "--data-parallel-external-lb",
+        "data_parallel",
+        2,
+    ),
     "an unknown executor": (
         {"command": "vllm serve {model} --distributed-executor-backend uni"},
         "--distributed-executor-backend",
@@ -450,10 +457,18 @@ def test_fields_that_cannot_be_left_out_are_refused_until_they_are_accepted():
         assert len(report["not_honoured"]) == 12
 
 
+@pytest.mark.parametrize(("command", "nodes", "tensor"), [("-dp 2", 2, 1), ("-dp 2", 4, 2), ("-pp 2 -dp 2", 4, 1), ("-dp 2 -tp 2", 4, 2)])
+def test_tensor_parallel_is_what_engines_leave(command, nodes, tensor):
+    data = yaml.safe_load((FOREIGN / "sparkrun" / "pair.yaml").read_text(encoding="utf-8"))
+    recipe = _recipe.parse({**data, "command": f"vllm serve {{model}} {command}"}, "pair")
+    filled, _report = apply({**recipe, "nodes": []}, nodes=nodes)
+    assert filled["spark_tensor_parallel"] == tensor and filled["spark_data_parallel"] == 2
+
+
 def test_an_accepted_group_of_fields():
     recipe = {**foreign("sparkrun/draft"), "nodes": []}
     del recipe["errors"]["command"]
-    accepted = ["env", "--speculative-config", "--data-parallel-size", "--api-key"]
+    accepted = ["env", "--speculative-config", "--data-parallel-hybrid-lb", "--api-key"]
     filled, _report = apply(recipe, {"spark_recipe_ignore": accepted}, nodes=1)
     assert "--speculative-config" not in filled["spark_vllm_args"] and filled["spark_env"] == {"VLLM_ATTENTION_BACKEND": "FLASHINFER"}
 

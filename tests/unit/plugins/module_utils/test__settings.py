@@ -71,6 +71,8 @@ REFUSED = [
     ("ray_port", 0, "a port from 1024 to 65535"),
     ("tensor_parallel", 0, "1 or more"),
     ("pipeline_parallel", 0, "1 or more"),
+    ("data_parallel", 0, "1 or more"),
+    ("dp_port", 80, "1024 to 65535"),
     ("gpus_per_node", -1, "1 or more"),
     ("ray_num_cpus", 0, "1 or more"),
     ("ready_timeout", 0, "1 or more"),

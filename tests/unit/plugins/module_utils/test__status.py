@@ -363,3 +363,39 @@ def test_notes(rows, more, note):
 )
 def test_duration(seconds, expected):
     assert _status.duration(seconds) == expected
+
+
+def of_chat(name, **more):
+    """A container of a second service."""
+    labels = {"dgxspark.serving": "1", "dgxspark.serving.service": "chat", "dgxspark.serving.served_model_name": "small"}
+    return gang.container(name, labels=labels, image_id="sha256:1", arguments=["serve", "/m", "--port", "30001"], **more)
+
+
+def test_a_second_service_is_told_beside_the_first():
+    rows = [
+        row("spark-1", [ours("spark-vllm"), ours("spark-ray"), of_chat("spark-vllm-chat"), of_chat("spark-ray-chat")], HEALTHY),
+        row("spark-2", [ours("spark-ray"), of_chat("spark-ray-chat", running=False, state="exited")]),
+    ]
+    found = document(rows)
+    assert found["state"] == "serving" and found["problems"] == []
+    assert [c["name"] for c in rows[0]["containers"]] == ["spark-vllm", "spark-ray"] and rows[0]["others"] == []
+    assert found["services"][0]["nodes"] == {"spark-1": True, "spark-2": False} and found["services"][0]["port"] == 30001
+    (line,) = [line for line in _status.table(found).splitlines() if "Beside" in line]
+    assert line.startswith("Beside it: service chat (small, port 30001) runs on spark-1 for ") and line.endswith("ENDED on spark-2")
+
+
+def test_the_first_is_told_beside_the_second():
+    settings = gang.settings(service="chat", api_port=30001)
+    both = [ours("spark-vllm"), ours("spark-ray"), of_chat("spark-vllm-chat"), of_chat("spark-ray-chat")]
+    rows = [
+        row("spark-1", both, {**HEALTHY, "models": ["small"]}, settings),
+        row("spark-2", [ours("spark-ray"), of_chat("spark-ray-chat")], None, settings),
+    ]
+    found = document(rows, service="chat", api_port=30001)
+    assert found["state"] == "serving" and found["served_model_name"] == "small" and found["endpoint"].endswith(":30001/v1")
+    assert [c["name"] for c in rows[0]["containers"]] == ["spark-vllm-chat", "spark-ray-chat"]
+    assert "Beside it: the service without a name" in _status.table(found)
+
+
+def test_without_a_second_service_nothing_is_said_of_one():
+    assert "Beside" not in _status.table(document(pair(server=HEALTHY)))

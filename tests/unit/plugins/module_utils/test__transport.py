@@ -120,17 +120,22 @@ def test_a_rank(given, transport, rails, text):
 
 
 @pytest.mark.parametrize(
-    ("worker", "title", "maps", "expected"),
+    ("worker", "title", "maps", "sizes", "expected"),
     [
-        (WORKER, "VLLM::Worker_TP7", "libnccl.so.2", {"world": 2, "rank": 1, "backend": "gloo"}),
-        ("", "VLLM::Worker_TP1", "7f /usr/lib/libtorch_cpu.so\n", {"rank": 1, "backend": "gloo"}),
-        ("", "VLLM::Worker_PP1_TP0", "7f /x/libtorch_cpu.so\n7f /x/nvidia/nccl/lib/libnccl.so.2\n", {"backend": "nccl"}),
-        ("", "ray::RayWorkerProc.run", "", {}),
+        (WORKER, "VLLM::Worker_TP7", "libnccl.so.2", (8, 1), {"world": 2, "rank": 1, "backend": "gloo"}),
+        ("", "VLLM::Worker_TP1", "7f /usr/lib/libtorch_cpu.so\n", (2, 1), {"rank": 1, "backend": "gloo"}),
+        ("", "VLLM::Worker_PP1_TP0", "7f /x/libtorch_cpu.so\n7f /x/nvidia/nccl/lib/libnccl.so.2\n", (2, 2), {"rank": 2, "backend": "nccl"}),
+        ("", "VLLM::Worker_PP1_TP1_EP3", "", (2, 2), {"rank": 3}),
+        ("", "VLLM::Worker_PP1", "", (1, 2), {"rank": 1}),
+        ("", "VLLM::Worker_DP1_PP1_TP0", "", (2, 2), {"rank": 6}),
+        ("", "VLLM::Worker_DP1", "", (1, 1), {"rank": 1}),
+        ("", "VLLM::Worker", "", (1, 1), {}),
+        ("", "ray::RayWorkerProc.run", "", (1, 1), {}),
     ],
 )
-def test_what_is_told_of_a_rank(worker, title, maps, expected):
+def test_what_is_told_of_a_rank(worker, title, maps, sizes, expected):
     """Titles as vLLM sets them with the executor mp; there is no file for each rank then."""
-    assert tp.parse_worker(worker, title, maps) == expected
+    assert tp.parse_worker(worker, title, maps, sizes) == expected
 
 
 def test_connections_that_leave_the_node_and_are_not_rays():

@@ -248,3 +248,25 @@ def test_the_same_settings_again_after_an_upgrade_that_was_cut_off_get_a_fresh_v
     for name in ("spark-vllm", "spark-ray"):
         result = previous(machine, "kept", containers=[name], tmp_volume="spark-tmp-a")
     assert machine.states == {} and machine.volumes == set() and result["own"] == {} and not previous.record.exists()
+
+
+def test_another_service_is_left_alone(previous):
+    """The same roles under other names: an upgrade of one, its way back and its stop never touch the other."""
+    machine = Machine("spark-vllm", "spark-ray", "spark-vllm-chat", "spark-ray-chat")
+    chat = previous.record.with_name("stopped-chat.json")
+    result = previous(machine, "kept", keep=True, ask=True, service="chat", record=str(chat))
+    assert result["actions"] == ["set container spark-vllm-chat aside", "set container spark-ray-chat aside"]
+    assert set(json.loads(chat.read_text())["own"]) == {"spark-vllm", "spark-ray"}
+    assert {"spark-vllm", "spark-ray", "spark-vllm-chat-previous", "spark-ray-chat-previous"} == set(machine.states)
+    assert previous(machine, "restored", service="chat", record=str(chat))["own"] == result["own"]
+    previous(machine, "started", service="chat", record=str(chat), containers=["spark-ray"])
+    assert machine.states["spark-ray-chat"] == "runs" and machine.states["spark-ray"] == "runs"
+    previous(machine, "removed")
+    assert set(machine.states) == {"spark-ray-chat", "spark-vllm-chat-previous"}
+
+
+def test_the_record_of_a_service():
+    given = {"record": "/var/lib/dgxspark-serving/stopped.json", "service": "chat"}
+    assert serving_previous.record_of(given) == "/var/lib/dgxspark-serving/stopped-chat.json"
+    assert serving_previous.record_of({**given, "service": ""}) == given["record"]
+    assert serving_previous.record_of({**given, "record": "/x.json"}) == "/x.json"

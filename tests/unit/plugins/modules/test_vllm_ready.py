@@ -29,12 +29,14 @@ class Server:
     def __init__(self, script):
         self.script = {path: list(answers) for path, answers in script.items()}
         self.seen = []
+        self.engines = []
         self.done = threading.Event()
         outer = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def answer(self):
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                outer.engines.append(self.headers.get("X-data-parallel-rank"))
                 outer.seen.append((self.path, self.headers.get("Authorization"), json.loads(body) if body else None))
                 answers = outer.script.get(self.path, [(404, None)])
                 what = answers.pop(0) if len(answers) > 1 else answers[0]
@@ -111,6 +113,7 @@ def params(url, **more):
         "timeout": 30,
         "stage_timeouts": {},
         "completions": 2,
+        "engines": 1,
         "pause": 0,
         "fresh": True,
         "prompt": "hi",
@@ -141,6 +144,20 @@ def test_ready_after_two_completions():
     assert [path for path, dummy, dummy2 in server.seen] == ["/health", "/v1/models", "/v1/chat/completions", "/v1/chat/completions"]
     assert [key for dummy, key, dummy2 in server.seen] == [None] + ["Bearer secret"] * 3
     assert "secret" not in json.dumps(result)
+
+
+@pytest.mark.parametrize(
+    ("completions", "engines", "asked"),
+    [(2, 1, [None, None]), (1, 2, ["0", "1"]), (2, 3, ["0", "1", "2"]), (3, 2, ["0", "1", "0"]), (2, 2, ["0", "1"])],
+)
+def test_every_engine_gives_an_answer(completions, engines, asked):
+    result, server = run(GOOD, completions=completions, engines=engines)
+    assert result["ready"] and server.engines[-len(asked) :] == asked and len(server.seen) == 2 + len(asked)
+
+
+def test_one_engine_without_an_answer_is_not_ready():
+    problem = problem_of({**GOOD, "/v1/chat/completions": [ANSWER, (500, {"error": "engine 1"})]}, completions=1, engines=2)
+    assert problem.stage == "completion"
 
 
 def test_proxies_are_not_used(monkeypatch):
