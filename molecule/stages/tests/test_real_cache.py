@@ -108,7 +108,7 @@ def test_a_cache_of_hf_download_arrives(layout: str) -> None:
     strict = ["--fail-on-missing-files", "--fail-on-extra-files"]
     in_image("spark-2", layout, "hf", "cache", "verify", repo, *strict, network="host", HF_ENDPOINT=ENDPOINT)
     said = in_image(
-        "spark-2", layout, "python3", "-c", VLLM, repo, network="none", HF_HUB_OFFLINE="1", VLLM_ENABLE_V1_MULTIPROCESSING="0",
+        "spark-2", layout, "python3", "-c", VLLM, repo, network="none", HF_HUB_OFFLINE="1", HF_MODULES_CACHE="/tmp/modules", VLLM_ENABLE_V1_MULTIPROCESSING="0",
         VLLM_HOST_IP="127.0.0.1", GLOO_SOCKET_IFNAME="lo", **spark.settings()["spark_env"],
     )  # fmt: skip
     assert "tokens: 1" in said
@@ -130,4 +130,69 @@ def test_a_damaged_copy_would_be_found() -> None:
     )
     assert run.rc == 0
     in_image("spark-2", "plain", "hf", "cache", "verify", "org/plain", network="host", HF_ENDPOINT=ENDPOINT)
+    spark.nothing_of_a_copy()
+
+
+# --- the port of the fabric is blocked ---
+
+RULE = "-i enp1s0f1np1 -p tcp --syn --dport 1024:65535 -j DROP"
+
+
+@pytest.fixture
+def blocked() -> t.Iterator[None]:
+    """The head's firewall drops every new connection over the fabric but SSH; the worker has nothing of the model."""
+    spark.shell("spark-2", f"rm -rf {cache_of('plain')}/hub")
+    with spark.undone("spark-1", f"iptables -I INPUT {RULE}", f"iptables -D INPUT {RULE} 2>/dev/null || true"):
+        yield
+
+
+def copy(*arguments: str) -> spark.Run:
+    return spark.site(
+        "--tags", "model", *arguments, spark_model="org/plain", spark_model_cache=cache_of("plain"), spark_hf_endpoint=ENDPOINT
+    )
+
+
+def test_a_blocked_port_is_explained(blocked: None) -> None:
+    """No key of the worker's user on the head, so rsync over SSH is no way either; nothing half is visible."""
+    run = copy()
+    assert run.rc != 0 and "Traceback" not in run.output
+    message = run.message("spark-2")
+    for words in (
+        "spark-2: model_sync: found ",
+        "no byte from",
+        "expected ",
+        "Remedy: ",
+        "firewall",
+        "rsync over SSH, tried next, does not work either",
+    ):
+        assert words in message, message
+    assert spark.shell("spark-2", f"find {cache_of('plain')}/hub -path '*/snapshots/*' -o -path '*/refs/*'") == ""
+
+
+def test_a_blocked_port_and_rsync_over_ssh(blocked: None) -> None:
+    """With a key: the copy comes the second way, and a warning names it."""
+    key = spark.shell(
+        "spark-2", "su spark -c 'mkdir -p -m 700 ~/.ssh; ssh-keygen -q -t ed25519 -N \"\" -f ~/.ssh/id_ed25519; cat ~/.ssh/id_ed25519.pub'"
+    )
+    host = spark.shell("spark-1", "cat /etc/ssh/ssh_host_ed25519_key.pub").strip()
+    spark.shell("spark-2", f"su spark -c 'echo {spark.NODES['spark-1']} {host} > ~/.ssh/known_hosts'")
+    spark.shell(
+        "spark-1", f"cp /etc/ssh/authorized_keys_spark /etc/ssh/keys.before; echo '{key.strip()}' >> /etc/ssh/authorized_keys_spark"
+    )
+    try:
+        run = copy("-v")
+    finally:
+        spark.shell("spark-1", "mv /etc/ssh/keys.before /etc/ssh/authorized_keys_spark")
+        spark.shell("spark-2", "rm -rf /home/spark/.ssh")
+    assert run.rc == 0
+    assert "was not reached" in run.text and "method: rsync" in run.text
+    in_image("spark-2", "plain", "hf", "cache", "verify", "org/plain", "--fail-on-missing-files", network="host", HF_ENDPOINT=ENDPOINT)
+    spark.nothing_of_a_copy()
+
+
+def test_after_a_block_the_copy_finishes() -> None:
+    """The run that the firewall stopped left nothing that is in the way."""
+    spark.shell("spark-2", f"rm -rf {cache_of('plain')}/hub")
+    assert copy().rc == 0
+    in_image("spark-2", "plain", "hf", "cache", "verify", "org/plain", "--fail-on-missing-files", network="host", HF_ENDPOINT=ENDPOINT)
     spark.nothing_of_a_copy()

@@ -71,6 +71,7 @@ elif argv[0] == "load":
     save()
     print("\\n".join("Loaded image: " + name for name in new["RepoTags"]) or "Loaded image ID: " + new["Id"])
 elif argv[0] == "tag":
+    if os.path.exists(root + "/tag.err"): fail(open(root + "/tag.err").read())
     if not find(argv[1]): fail("No such image")
     for item in images: item["RepoTags"] = [tag for tag in item["RepoTags"] if tag != argv[2]]
     find(argv[1])[0]["RepoTags"].append(argv[2]); save()
@@ -274,6 +275,14 @@ def test_peer_only_tags_what_is_there_under_another_name(bench: Bench) -> None:
     result = bench.run("peer", fingerprint=WANTED)
     assert result["changed"] and result["method"] == "tag" and result["image"]["fingerprint"] == WANTED
     assert not bench.run("peer", fingerprint=WANTED)["changed"]
+
+
+def test_a_name_that_cannot_be_set(bench: Bench) -> None:
+    bench.images(image("1", tags=["other:1"]))
+    (bench.root / "tag.err").write_text("Error response from daemon: no space left on device")
+    failed = bench.run("peer", fingerprint=_image.image_fingerprint(image("1")))
+    assert failed["problem"]["id"] == "image-tag" and "docker tag org/a:1: " in failed["msg"] and "no space left" in failed["msg"]
+    assert tags(bench) == {"other:1"}
 
 
 def test_peer_moves_a_tag_that_names_something_else(bench: Bench) -> None:
