@@ -360,11 +360,9 @@ def _plain_state(repo_id: str, stamp_dir: str | None, patterns: t.Mapping[str, t
     paths = [row["path"] for row in rows]
     missing = dangling + missing_shards(paths + dangling) + missing_of_index(folder, paths)
     changed = stamp_mismatch(stamp, folder) if stamp else None
-    if stamp and not changed and other_patterns(stamp, patterns):
-        changed = "it was verified with other patterns"
     # on a worker the head decides what belongs to the model (its stamps name no patterns)
     if stamp and not changed and stamp.get("patterns") is not None and {row["path"] for row in stamp["files"]} != set(paths):
-        changed = "files were added since it was verified"
+        changed = "it has other files than were verified"
     facts: dict[str, t.Any] = {"files": len(rows), "bytes": sum(row["size"] for row in rows)}
     reason = f"{len(missing)} files are missing, first {missing[0]}" if missing else "" if rows else "the directory is empty"
     if stamp and not changed and not reason:

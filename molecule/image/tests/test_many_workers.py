@@ -84,8 +84,13 @@ def dockerd(node: bench_sync.Node) -> subprocess.Popen[bytes]:
     (home / "daemon.json").write_text("{}")
     return start(
         node, "dockerd", "--host", f"unix://{home}/docker.sock", "--data-root", f"{home}/data", "--exec-root", f"{home}/exec", "--pidfile", f"{home}/pid",
-        "--config-file", f"{home}/daemon.json", "--bridge", "none", "--iptables=false", "--ip6tables=false",
+        "--config-file", f"{home}/daemon.json", "--bridge", "none", "--containerd-namespace", f"many-{node.name}",
+        "--containerd-plugins-namespace", f"many-plugins-{node.name}", "--iptables=false", "--ip6tables=false",
     )  # fmt: skip
+
+
+def answers(node: bench_sync.Node) -> bool:
+    return bool(program(node, "docker", "version", "--format", "{{.Server.Version}}", check=False).strip())
 
 
 def until(ready: t.Callable[[], bool], what: str, log: Path) -> None:
@@ -108,9 +113,7 @@ def gang() -> t.Iterator[tuple[bench_sync.Nodes, dict[str, t.Any], dict[str, t.A
         for node in everyone:
             stack.callback(end, dockerd(node))
         for node in everyone:
-            until(
-                lambda node=node: "Version" in program(node, "docker", "version", check=False), "dockerd did not start", node.home / "log"
-            )
+            until(lambda node=node: answers(node), "dockerd did not start", node.home / "log")
         registry, tar = str(spark.ROOT / "lab" / "registry.py"), str(nodes.head.home / "app.tar")
         folder = str(nodes.head.home / "oci")
         program(nodes.head, "python3", registry, "make", folder, TAG, json.dumps({"layers": LAYERS, "attest": True}))
