@@ -77,16 +77,7 @@ def received(node: str = "spark-2") -> int:
     return int(spark.on(node, "cat", "/sys/class/net/enp1s0f1np1/statistics/rx_bytes"))
 
 
-def nothing_left() -> None:
-    """No server, relay, unit, temporary name or staged file on any node."""
-    for node in spark.NODES:
-        units = spark.shell(node, "systemctl list-units --all --plain --no-legend 'dgxspark*'").splitlines()
-        assert [unit for unit in units if not unit.startswith("dgxspark-serving.service")] == []  # that one belongs to what is served
-        left = spark.shell(node, "find /run/dgxspark-serving /var/lib/dgxspark-serving/images -not -type d 2>/dev/null || true").split()
-        assert [path for path in left if not path.endswith(".lock")] == []
-        names = spark.on(node, "docker", "images", "--digests", "--format", "{{.Repository}}")
-        assert "/app\n" not in names.replace(f"127.0.0.1:{PORT}/{NAME}\n", "")
-        assert "docker pull" not in spark.shell(node, "ps -eo args | grep -v grep || true")
+nothing_left = spark.nothing_of_a_copy
 
 
 def forget(*nodes: str) -> None:

@@ -229,6 +229,27 @@ def everything() -> dict[str, str]:
     return {node: shell(node, script) for node in NODES}
 
 
+def nothing_of_a_copy() -> None:
+    """No server, relay, unit, temporary name, token or staged file of a copy on any node."""
+    for node in NODES:
+        units = shell(node, "systemctl list-units --all --plain --no-legend 'dgxspark*'").splitlines()
+        assert [unit for unit in units if not unit.startswith("dgxspark-serving.service")] == []  # that one belongs to what is served
+        left = shell(node, "find /run/dgxspark-serving /var/lib/dgxspark-serving/images -not -type d 2>/dev/null || true").split()
+        assert [path for path in left if not path.endswith(".lock")] == []
+        parts = shell(
+            node,
+            r"find /home/spark \( -name '*.incomplete' -o -path '*/.dgxspark-sync/*' -type f -o -path '*/.dgxspark-sync/*/*' \) 2>/dev/null || true",
+        )
+        assert parts == ""
+        names = shell(node, "docker images --digests --format '{{.Repository}}'")
+        assert not re.search(r"127\.0\.0\.1:\d+/[0-9a-f]{32}/app", names)
+        processes = shell(
+            node,
+            "ps -eo args | grep -e 'docker pull' -e 'docker save' -e 'docker load' -e '/sync-[a-z0-9-]*/server.py' | grep -v grep || true",
+        )
+        assert processes == ""
+
+
 # --- the old service --------------------------------------------------------------------------------------------------------
 
 

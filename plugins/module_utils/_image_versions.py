@@ -53,3 +53,22 @@ def names_to_remove(
         if not tags and repositories <= {version["reference"].rpartition(":")[0]}:
             found.append(str(image["Id"]))
     return found
+
+
+def names_to_forget(
+    versions: t.Iterable[Version],
+    names: t.Sequence[str],
+    images: t.Sequence[t.Mapping[str, t.Any]],
+    fingerprint: t.Callable[[t.Mapping[str, t.Any]], str],
+) -> list[str]:
+    """Everything that goes when the image shall go: the image under its ``names``, each version of it that was kept under a name of ours, also
+    without a list (its name tells), and the versions under other references that we brought. Names of somebody else stay.
+    """
+    found: list[str] = []
+    for image in images:
+        kept = {keep_tag(name, fingerprint(image)) for name in names if "@" not in name}
+        held = [*(image.get("RepoDigests") or []), *(image.get("RepoTags") or [])]
+        found += [name for name in held if name in kept or name in names]
+    for version in versions:
+        found += names_to_remove(version, images, fingerprint) if version["ours"] else []
+    return list(dict.fromkeys(found))

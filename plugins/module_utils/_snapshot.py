@@ -21,6 +21,8 @@ import shutil
 import stat
 import typing as t
 
+from ansible_collections.dgxspark.serving.plugins.module_utils import _download
+
 STAMP_DIR = "/var/lib/dgxspark-serving/snapshots"
 PLAIN = "plain"
 STAGING = ".dgxspark-sync"
@@ -298,7 +300,7 @@ def local_state(
     when ``cache_dir`` is "" or does not exist. Never raises for what lies on the disk.
     """
     if is_plain(repo_id):
-        return _plain_state(repo_id, stamp_dir)
+        return _plain_state(repo_id, stamp_dir, patterns)
     root = resolve_cache_dir(cache_dir)
     if not root or not os.path.isdir(root):
         return None
@@ -345,19 +347,22 @@ def other_patterns(stamp: t.Mapping[str, t.Any], patterns: t.Mapping[str, t.Any]
     return patterns is not None and stamp.get("patterns") is not None and stamp["patterns"] != patterns
 
 
-def _plain_state(repo_id: str, stamp_dir: str | None) -> dict[str, t.Any] | None:
+def _plain_state(repo_id: str, stamp_dir: str | None, patterns: t.Mapping[str, t.Any] | None = None) -> dict[str, t.Any] | None:
     folder, key = plain_place(repo_id)
     path = model_path(folder, key)
     if not os.path.exists(path):
         return _state(repo_id, None, "", reason=f"there is no {path}")
     stamp = read_stamp(stamp_path(folder, key, stamp_dir))
     rows, dangling = list_plain(folder, key)
+    chosen = (stamp or {}).get("patterns") if patterns is None else patterns
+    if isinstance(chosen, dict):
+        rows = [row for row in rows if _download.wanted(row["path"], chosen.get("allow") or [], chosen.get("ignore") or [])]
     paths = [row["path"] for row in rows]
     missing = dangling + missing_shards(paths + dangling) + missing_of_index(folder, paths)
     changed = stamp_mismatch(stamp, folder) if stamp else None
     # on a worker the head decides what belongs to the model (its stamps name no patterns)
     if stamp and not changed and stamp.get("patterns") is not None and {row["path"] for row in stamp["files"]} != set(paths):
-        changed = "files were added since it was verified"
+        changed = "it has other files than were verified"
     facts: dict[str, t.Any] = {"files": len(rows), "bytes": sum(row["size"] for row in rows)}
     reason = f"{len(missing)} files are missing, first {missing[0]}" if missing else "" if rows else "the directory is empty"
     if stamp and not changed and not reason:

@@ -15,7 +15,6 @@ import typing as t
 
 from ansible_collections.dgxspark.serving.plugins.module_utils import _service, _tenants
 from ansible_collections.dgxspark.serving.plugins.module_utils._containers import exit_text, normal_stamp
-from ansible_collections.dgxspark.serving.plugins.module_utils._image import local_reference
 from ansible_collections.dgxspark.serving.plugins.module_utils._plan import LABEL, RAY, VLLM, cache_dir_of, in_home, repo_folder
 from ansible_collections.dgxspark.serving.plugins.module_utils._previous import SUFFIX
 from ansible_collections.dgxspark.serving.plugins.module_utils._snapshot import is_plain
@@ -169,7 +168,6 @@ def unreachable_row(name: str, head: bool, address: str, error: str) -> dict[str
         "records": [],
         "aside": [],
         "model_folder": "",
-        "image_names": [],
         "memory": None,
         "image": None,
         "docker_error": "",
@@ -216,7 +214,6 @@ def node_row(
         "model_folder": in_home(settings["model"], dict(node))
         if is_plain(settings["model"])
         else f"{cache_dir_of(dict(settings), dict(node))}/hub/{repo_folder(settings['model'])}",
-        "image_names": list(dict.fromkeys([settings["image"], local_reference(settings["image"])])),
         "memory": {"total": memory["total"], "available": memory["available"], "used": max(0, memory["total"] - memory["available"])},
         "image": _image(containers, node.get("image") or {}),
         "docker_error": (node.get("docker") or {}).get("error") or "",
@@ -404,9 +401,7 @@ def document(rows: t.Sequence[t.Mapping[str, t.Any]], settings: t.Mapping[str, t
         "ray": ray,
         "load": load(found.get("metrics") or []) if found.get("healthy") else None,
         "stage": None if found.get("healthy") or not found else {k: found.get(k) for k in ("stage", "detail", "loading_seconds")},
-        "nodes": [
-            {key: value for key, value in row.items() if key not in ("server", "model_folder", "image_names", "aside")} for row in rows
-        ],
+        "nodes": [{key: value for key, value in row.items() if key not in ("server", "model_folder", "aside")} for row in rows],
         "services": beside(rows),
         "problems": wrong,
         "notes": notes,

@@ -23,6 +23,8 @@ description:
   - The hub is asked for metadata first, so that a wrong name, a missing right, a rate limit, an unreachable hub and a disk that is too
     small are told
     apart before anything is downloaded.
+  - Parts of files that downloads left which were cut off (by a reboot, for example) are removed when no process has them open and nobody
+    wrote them for a while; nothing could continue them.
   - The download itself uses C(huggingface_hub) of the serving image in a short-lived container, or a given Python. It is watched by the
     growth of
     bytes on disk; when it stands still it is stopped and tried again without Xet.
@@ -213,7 +215,7 @@ import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.dgxspark.serving.plugins.module_utils import _download, _snapshot, _transfer
+from ansible_collections.dgxspark.serving.plugins.module_utils import _download, _leftovers, _snapshot, _transfer
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 
 STAGE = "hf_snapshot"
@@ -350,12 +352,27 @@ class HfSnapshot:
         commit, rows = self._from_disk() if self.params["offline"] else self._from_hub()
         self._report(commit, rows)
         missing = self._sort_out(commit, rows)
+        reclaimed = self._remove_dead_parts()
         if missing and self.params["adopt"] and not self.module.check_mode:
             missing = self._adopt(missing)
         if missing:
-            self._get(commit, rows, missing)
+            self._get(commit, rows, missing, reclaimed if self.module.check_mode else 0)
         if not self.module.check_mode:
             self._finish(commit, rows)
+
+    def _remove_dead_parts(self) -> int:
+        """Remove what downloads left that ended without a word (a reboot); its bytes. Never a part that somebody may still write."""
+        parts = _leftovers.dead_parts(os.path.join(self.folder, "blobs"))
+        size = sum(part.bytes for part in parts)
+        if parts:
+            verb = "would remove" if self.module.check_mode else "removed"
+            self.result["changed"] = True
+            self.result["actions"].append(f"{verb} {len(parts)} parts ({_transfer.human(size)}) of downloads that were cut off")
+        if not self.module.check_mode:
+            for part in parts:
+                with contextlib.suppress(OSError):
+                    os.unlink(part.path)
+        return size
 
     def _stamped(self) -> bool:
         """Everything as it was when it was verified: nothing to do."""
@@ -575,14 +592,14 @@ class HfSnapshot:
             self.result["actions"].append(f"verified {len(rows)} files of {_transfer.human(sum(row['size'] for row in rows))} by hash")
         return [row for row in rows if row["blob"] in wrong]
 
-    def _get(self, commit: str, rows: list[dict[str, t.Any]], missing: list[dict[str, t.Any]]) -> None:
-        """Download what is missing; twice when the hub sent wrong content."""
+    def _get(self, commit: str, rows: list[dict[str, t.Any]], missing: list[dict[str, t.Any]], reclaimed: int) -> None:
+        """Download what is missing; twice when the hub sent wrong content. ``reclaimed``: bytes that a run would free first."""
         size = self.result["missing"]["bytes"]
         what = f"{self.repo} ({len(missing)} files)"
         _transfer.check_space(
             os.path.join(self.cache, "hub"),
             size,
-            self.params["min_free_bytes"],
+            self.params["min_free_bytes"] - reclaimed,
             node=self.params["node"],
             stage=STAGE,
             problem="disk-model",

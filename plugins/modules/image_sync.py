@@ -22,6 +22,7 @@ description:
   - Where that is not possible, or with O(transport=archive), the head's C(docker save) goes straight into the worker's C(docker load);
     RV(method) tells which way it was.
   - Platform and free space are checked before anything is copied.
+  - O(state=absent) removes the image, the versions of it that were kept for a way back, and what else this module brought.
   - The image that a new one replaces is kept under a name of ours (C(dgxspark-) and its fingerprint) for a way back; older versions that this module
     brought are removed, other images never.
 extends_documentation_fragment:
@@ -38,6 +39,13 @@ attributes:
     support: full
     details: Not with O(pull=always), which follows a moved tag.
 options:
+  state:
+    description:
+      - V(present) ensures the image, V(absent) that it is gone, with the versions that it replaced.
+      - Names that somebody else gave stay, and with them their image. One that a container uses is an error.
+    type: str
+    choices: [present, absent]
+    default: present
   reference:
     description:
       - The image, C(name:tag) or C(name@sha256:…).
@@ -51,9 +59,9 @@ options:
       - V(file) ensures it by C(docker load) of O(path).
       - V(present) only verifies that it is there.
       - V(peer) pulls it from the head.
+      - Required for O(state=present).
     type: str
     choices: [registry, file, present, peer]
-    required: true
   path:
     description: A file that C(docker save) wrote, on this node, for O(source=file). It must hold one image; the name in it does not matter.
     type: path
@@ -167,6 +175,12 @@ EXAMPLES = r"""
     fingerprint: "{{ hostvars['spark-1'].__image_sync_head.image.fingerprint }}"
     server: "{{ hostvars['spark-1'].__image_sync_server.server }}"
   become: true
+
+- name: Have nothing of it any more
+  dgxspark.serving.image_sync:
+    reference: hellohal2064/vllm-qwen3.5-gb10:latest
+    state: absent
+  become: true
 """
 
 RETURN = r"""
@@ -243,7 +257,7 @@ incoming:
   returned: always
   type: dict
 pruned:
-  description: Names of older versions that were removed.
+  description: Names of older versions that were removed; for O(state=absent) all names that were, or in check mode would be.
   returned: always
   type: list
   elements: str
@@ -347,6 +361,9 @@ class ImageSync:
             self.local = self.result["reference"] = _image.local_reference(self.reference)
         except ValueError as exc:
             raise self.problem("image-unknown", str(exc), "an image reference", "correct spark_image") from exc
+        if self.params["state"] == "absent":
+            self._absent()
+            return
         before = self._find()
         if self.params["source"] == "present":
             if not before:
@@ -830,13 +847,38 @@ class ImageSync:
 
     # -- versions
 
-    def _versions(self, before: dict[str, t.Any]) -> None:
-        """Remember what is served now, keep the version before it under a name of ours, remove the older ones that we brought."""
+    def _recorded(self) -> list[dict[str, t.Any]]:
         try:
             with open(self.record, encoding="utf-8") as handle:
-                versions = _image_versions.readable(json.load(handle))
+                return _image_versions.readable(json.load(handle))
         except (OSError, ValueError):
-            versions = []
+            return []
+
+    def _absent(self) -> None:
+        """Remove the image and its versions, name by name: a name may go with another one."""
+        self._find()
+        images, wanted = self._all_images(), [self.local, self.reference]
+        names = _image_versions.names_to_forget(self._recorded(), wanted, images, _image.image_fingerprint)
+        self.result["diff"]["after"] = self._short({})
+        if names:
+            self.result.update(changed=True, pruned=names)
+            self.result["actions"].append(("would remove " if self.module.check_mode else "removed ") + ", ".join(names))
+        if self.module.check_mode:
+            return
+        for name in names:
+            rc, dummy, err = self.docker("image", "rm", name, timeout=300) if self.inspect(name) else (0, "", "")
+            if rc:
+                remedy = "remove the container that uses it, or leave the image (spark_remove_image: false)"
+                raise self.problem(
+                    "image-remove", f"docker image rm {name}: {_image.last_line(err)}", "an image that can be removed", remedy
+                )
+        self._set_image({})
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.record)
+
+    def _versions(self, before: dict[str, t.Any]) -> None:
+        """Remember what is served now, keep the version before it under a name of ours, remove the older ones that we brought."""
+        versions = self._recorded()
         known = list(versions)
         old = _image.image_fingerprint(before) if before else ""
         now = self.result["image"]
@@ -892,8 +934,9 @@ def argument_spec() -> dict[str, t.Any]:
     }
     return {
         "node": {"type": "str", "default": ""},
+        "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
         "reference": {"type": "str", "required": True},
-        "source": {"type": "str", "choices": ["registry", "file", "present", "peer"], "required": True},
+        "source": {"type": "str", "choices": ["registry", "file", "present", "peer"]},
         "path": {"type": "path", "default": ""},
         "pull": {"type": "str", "choices": ["missing", "always"], "default": "missing"},
         "fingerprint": {"type": "str", "default": ""},
@@ -929,7 +972,7 @@ def new_result(params: dict[str, t.Any]) -> dict[str, t.Any]:
 
 def main() -> None:
     """Thin: options in, result out."""
-    module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
+    module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True, required_if=[("state", "present", ("source",))])
     result = new_result(module.params)
     name = module.params["progress"]
     server = module.params["server"]

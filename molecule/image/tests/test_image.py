@@ -89,6 +89,27 @@ def test_of_the_replaced_versions_one_is_kept(usual: None) -> None:
     nothing_left()
 
 
+def test_teardown_removes_every_version(usual: None) -> None:
+    """After the test before: the present version and the one that was kept; what somebody else named stays. ``--check`` tells and does nothing."""
+
+    def names(node: str) -> set[str]:
+        return set(spark.on(node, "docker", "images", "--format", "{{.Repository}}:{{.Tag}}").split())
+
+    wanted = {"spark_image": reference("latest"), "spark_remove_image": True}
+    before = {node: names(node) for node in spark.NODES}
+    assert any(":dgxspark-" in name for name in before["spark-2"]) and reference("latest") in before["spark-1"]
+    check = spark.site("--check", playbook="teardown.yml", **wanted)
+    assert check.rc == 0 and {node: names(node) for node in spark.NODES} == before
+    for node in spark.NODES:
+        assert check.recap[node]["changed"] > 0
+    assert spark.site(playbook="teardown.yml", **wanted).rc == 0
+    for node in spark.NODES:
+        gone = {name for name in before[node] if name == reference("latest") or f"{NAME}:dgxspark-" in name}
+        assert names(node) == before[node] - gone and "mine:keep" in names(node)
+    again = spark.site(playbook="teardown.yml", **wanted)
+    assert (again.rc, again.changed) == (0, 0)
+
+
 def test_an_image_from_a_file(usual: None) -> None:
     """Whatever name is in it; a second run finds it loaded, another version in the file replaces it."""
     path = f"{FOLDER}/app.tar"

@@ -164,12 +164,6 @@ def test_a_container_of_our_name_without_our_label_is_not_ours():
     assert row("spark-1", [gang.container("spark-vllm")])["containers"] == []
 
 
-def test_the_names_of_an_image_given_by_digest():
-    image = "hellohal2064/vllm-qwen3.5-gb10@sha256:" + "ab" * 32
-    found = row("spark-1", settings=gang.settings(image=image))
-    assert found["image_names"] == [image, "hellohal2064/vllm-qwen3.5-gb10:dgxspark-abababababababab"]
-
-
 def test_another_image_than_the_inventorys():
     found = row("spark-1", [ours("spark-ray", image="old:1", image_id="sha256:2")])["image"]
     assert (found["planned"], found["reference"], found["fingerprint"]) == (False, "old:1", None)

@@ -99,6 +99,13 @@ def test_progress_is_a_small_file_for_everyone(tmp_path: Path) -> None:
 # --- hashing ---
 
 
+def test_a_disk_that_gives_no_data_any_more(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "stuck")
+    with pytest.raises(Problem) as raised:
+        _transfer.hash_many([(str(tmp_path / "stuck"), "sha256")], 1, timeout=1.0, node="spark-2", stage="model_sync")
+    assert raised.value.id == "disk-slow" and raised.value.node == "spark-2" and "look at dmesg" in raised.value.remedy
+
+
 def test_hash_is_the_name_of_the_blob(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(b"hello\n")
@@ -533,8 +540,10 @@ def test_link_that_carries_nothing(lab: Lab, monkeypatch: pytest.MonkeyPatch, fo
         flaky.shutdown()
 
 
-def test_port_that_answers_nothing(lab: Lab) -> None:
-    """A firewall that drops: here a listener whose queue is full, so that no connection is ever made."""
+def test_port_that_answers_nothing(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A firewall that drops: here a listener whose queue is full, so that no connection is ever made. The patience for a copy that ran is not waited."""
+    monkeypatch.setattr(_transfer, "CONNECT_SECONDS", 0.5)
+    begin = time.monotonic()
     with socket.socket() as deaf, contextlib.ExitStack() as stack:
         deaf.bind(("127.0.0.1", 0))
         deaf.listen(0)
@@ -544,7 +553,8 @@ def test_port_that_answers_nothing(lab: Lab) -> None:
             with contextlib.suppress(BlockingIOError):
                 sock.connect(deaf.getsockname())
         with pytest.raises(Problem) as info:
-            lab.pull(port=deaf.getsockname()[1], stall=1.0)
+            lab.pull(port=deaf.getsockname()[1], stall=40.0)
+    assert time.monotonic() - begin < 30
     assert info.value.id == "sync-stalled" and info.value.details["reached"] is False and "firewall" in info.value.remedy
 
 

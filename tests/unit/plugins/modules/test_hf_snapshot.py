@@ -10,6 +10,7 @@ import os
 import stat
 import sys
 import threading
+import time
 import typing as t
 from pathlib import Path
 
@@ -340,6 +341,20 @@ def test_a_directory_is_a_model(bench: Bench, tmp_path: Path, monkeypatch: pytes
     assert gone["problem"]["id"] == "model-incomplete" and "m-00002-of-00002.safetensors" in gone["msg"]
 
 
+def test_other_patterns_of_a_directory(bench: Bench, tmp_path: Path) -> None:
+    """What is left out is no part of it, a second run has nothing to do, and other patterns make it unverified."""
+    folder = plain(tmp_path)
+    over = {"repo_id": str(folder), "endpoint": "http://127.0.0.1:1", "python": ""}
+    some = bench.run(ignore_patterns=["sub/"], **over)
+    assert some["snapshot"]["files"] == 4
+    left_out = {"allow": [], "ignore": ["sub/"]}
+    for patterns, verified in ((left_out, True), (None, True), ({"allow": [], "ignore": []}, False)):
+        state = _snapshot.local_state("", str(folder), "main", patterns=patterns) or {}
+        assert state["verified"] is verified and state["files"] == (4 if verified else 5), patterns
+    assert bench.run(**over)["snapshot"]["files"] == 5
+    assert not (_snapshot.local_state("", str(folder), "main", patterns=left_out) or {})["verified"]
+
+
 def test_a_gguf_file_is_a_model(bench: Bench, tmp_path: Path) -> None:
     plain(tmp_path)
     (tmp_path / "other.gguf").write_bytes(b"o")
@@ -385,6 +400,38 @@ def test_leftovers_of_a_stopped_attempt_are_removed_and_those_of_others_kept(ben
     monkeypatch.setattr(_transfer, "watch", leave)
     assert bench.run()["failed"]
     assert os.listdir(blobs) == ["theirs.01234567.incomplete"]
+
+
+def test_parts_that_a_reboot_left_are_removed_and_those_that_are_written_kept(bench: Bench) -> None:
+    """One of another job is open at this moment, one was closed just now (before it gets its name), one can be continued."""
+    blobs = bench.folder / "blobs"
+    blobs.mkdir(parents=True)
+    old = time.time() - 2 * 86400
+    for name in ("dead.01234567.incomplete", "open.01234567.incomplete", "plain.incomplete"):
+        (blobs / name).write_bytes(b"x" * 5000)
+        os.utime(blobs / name, (old, old))
+    (blobs / "fresh.01234567.incomplete").write_bytes(b"x")
+    with (blobs / "open.01234567.incomplete").open("rb"):
+        check = bench.run(check=True)
+        assert "would remove 1 parts" in " ".join(check["actions"]) and (blobs / "dead.01234567.incomplete").exists()
+        result = bench.run()
+    assert result["changed"] and result["snapshot"]["verified"] and "removed 1 parts" in " ".join(result["actions"])
+    assert sorted(name for name in os.listdir(blobs) if name.endswith(".incomplete")) == [
+        "fresh.01234567.incomplete", "open.01234567.incomplete", "plain.incomplete",
+    ]  # fmt: skip
+    assert not bench.run()["changed"]
+
+
+def test_dead_parts_count_as_free_space_in_check_mode(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the look before the download refuses what the download itself would make room for."""
+    blobs = bench.folder / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / "dead.01234567.incomplete").write_bytes(b"x" * 300_000)
+    os.utime(blobs / "dead.01234567.incomplete", (1, 1))
+    monkeypatch.setattr(_transfer, "free_bytes", lambda path: 100_000)
+    assert not bench.run(check=True).get("failed")
+    (blobs / "dead.01234567.incomplete").unlink()
+    assert bench.run(check=True)["problem"]["id"] == "disk-model"
 
 
 # --- container ---

@@ -71,6 +71,7 @@ elif argv[0] == "load":
     save()
     print("\\n".join("Loaded image: " + name for name in new["RepoTags"]) or "Loaded image ID: " + new["Id"])
 elif argv[0] == "tag":
+    if os.path.exists(root + "/tag.err"): fail(open(root + "/tag.err").read())
     if not find(argv[1]): fail("No such image")
     for item in images: item["RepoTags"] = [tag for tag in item["RepoTags"] if tag != argv[2]]
     find(argv[1])[0]["RepoTags"].append(argv[2]); save()
@@ -166,7 +167,9 @@ class Bench:
             server.server_close()
 
     def run(self, source: str, check: bool = False, **over: t.Any) -> dict[str, t.Any]:
-        args: dict[str, t.Any] = {"reference": "org/a:1", "source": source, "node": "spark-2", "timeout": 60, "_ansible_check_mode": check}
+        args: dict[str, t.Any] = {"reference": "org/a:1", "node": "spark-2", "timeout": 60, "_ansible_check_mode": check}
+        if source:
+            args["source"] = source
         if self.server and source == "peer":
             args["server"] = self.server
         with patch_module_args({**args, **over}), pytest.raises(SystemExit):
@@ -274,6 +277,14 @@ def test_peer_only_tags_what_is_there_under_another_name(bench: Bench) -> None:
     assert not bench.run("peer", fingerprint=WANTED)["changed"]
 
 
+def test_a_name_that_cannot_be_set(bench: Bench) -> None:
+    bench.images(image("1", tags=["other:1"]))
+    (bench.root / "tag.err").write_text("Error response from daemon: no space left on device")
+    failed = bench.run("peer", fingerprint=_image.image_fingerprint(image("1")))
+    assert failed["problem"]["id"] == "image-tag" and "docker tag org/a:1: " in failed["msg"] and "no space left" in failed["msg"]
+    assert tags(bench) == {"other:1"}
+
+
 def test_peer_moves_a_tag_that_names_something_else(bench: Bench) -> None:
     bench.images(image("6", layer="6", tags=["org/a:1", "keep:1"]))
     with bench.serving():
@@ -314,6 +325,7 @@ def test_peer_failures_are_told_apart(bench: Bench, serve: dict[str, t.Any], ove
         result = bench.run("peer", **{"fingerprint": WANTED, **over})
     assert result["failed"] and result["problem"]["id"] == ident, result["msg"]
     assert TOKEN not in json.dumps(result) and result["problem"]["node"] == "spark-2"
+    assert ident != "sync-stalled" or ("no connection to 127.0.0.1:1: " in result["msg"] and "firewall" in result["msg"])
     assert bench.now() == [] and not result["changed"]
 
 
@@ -500,6 +512,7 @@ def test_peer_takes_what_another_run_brought_while_it_waited(bench: Bench) -> No
     def other() -> None:
         while not bench.log():
             time.sleep(0.01)
+        time.sleep(1.0)  # whoever does not wait has begun to pull
         bench.images(image("9", tags=["org/a:1"]))
         lock.close()
 
@@ -609,6 +622,48 @@ def test_a_version_in_use_is_left_for_the_next_run(bench: Bench) -> None:
     assert not result.get("failed") and result["pruned"] == [] and any("is using" in text for text in result["actions"])
     (bench.root / "rm.err").unlink()
     assert bench.run("registry")["pruned"]
+
+
+def test_absent_removes_the_image_and_what_was_kept_of_it(bench: Bench) -> None:
+    """As teardown.yml asks: the present version, the one before it, and one under another reference that we brought; nothing of others."""
+    bench.images(image("e", layer="e", tags=["theirs:1", "org/a:theirs"]))
+    bench.pulls(image("4", layer="4"))
+    bench.run("registry", reference="org/b:1")
+    for number in "12":
+        bench.pulls(image(number, layer=number))
+        kept = "org/a:dgxspark-" + bench.run("registry", pull="always", keep=9)["image"]["fingerprint"][:16]
+    before = tags(bench)
+    assert {"org/a:1", "org/b:1"} < before and kept not in before and len(before) == 5
+    told = bench.run("", check=True, state="absent")
+    assert told["changed"] and tags(bench) == before and all(text.startswith("would remove ") for text in told["actions"])
+    result = bench.run("", state="absent")
+    assert result["changed"] and set(result["pruned"]) == set(told["pruned"]) == before - {"theirs:1", "org/a:theirs"}
+    assert result["diff"]["before"]["id"] == image("2")["Id"] and result["diff"]["after"]["id"] == "" and not result["image"]["present"]
+    assert [item["Id"] for item in bench.now()] == [image("e")["Id"]] and tags(bench) == {"theirs:1", "org/a:theirs"}
+    assert not (bench.root / "state" / "images.json").exists()
+    again = bench.run("", state="absent")
+    assert not again["changed"] and again["actions"] == []
+
+
+def test_absent_without_the_list_of_versions(bench: Bench) -> None:
+    """An earlier teardown removed it: the name of a version tells that it is ours, when it fits the content. A digest has a local name, too."""
+    fingerprint = _image.image_fingerprint(image("1"))
+    digest = f"org/a@{DIGEST}"
+    bench.images(
+        image("1", tags=[f"org/a:dgxspark-{fingerprint[:16]}"]),
+        image("2", layer="2", tags=["org/a:dgxspark-0123456789abcdef"]),
+        image("3", layer="3", tags=["org/a:dgxspark-dddddddddddddddd"], digests=[digest]),
+    )
+    assert bench.run("", state="absent", reference=digest)["changed"]
+    assert tags(bench) == {"org/a:dgxspark-0123456789abcdef"} and len(bench.now()) == 1
+
+
+def test_absent_and_a_container_uses_it(bench: Bench) -> None:
+    bench.images(image("1", tags=["org/a:1"]))
+    (bench.root / "rm.err").write_text("conflict: unable to remove: container abc is using its referenced image")
+    result = bench.run("", state="absent")
+    assert result["problem"]["id"] == "image-remove" and "container abc is using" in result["msg"] and "spark-2: " in result["msg"]
+    assert not result["changed"] and tags(bench) == {"org/a:1"}
 
 
 def test_peer_in_check_mode_before_the_head_has_the_image(bench: Bench) -> None:

@@ -244,11 +244,18 @@ def test_wrong_token(bench: Bench) -> None:
     assert result["problem"]["id"] == "sync-denied" and "1" * 32 not in json.dumps(result)
 
 
-def test_a_file_that_changes_on_the_head(bench: Bench) -> None:
+@pytest.mark.parametrize(("same_size", "ident"), [(False, "sync-source"), (True, "copy-hash")])
+def test_a_file_that_changes_on_the_head(bench: Bench, same_size: bool, ident: str) -> None:
+    blob = MANIFEST[2]["blob"]
+    right = (bench.head / blob).read_bytes()
     with bench.serving():
-        (bench.head / MANIFEST[2]["blob"]).write_bytes(b"other")
+        (bench.head / blob).write_bytes(right[:-1] + b"!" if same_size else b"other")
         result = bench.run()
-    assert result["problem"]["id"] == "sync-source" and "m-1.safetensors" in result["msg"] and not bench.snapshot.exists()
+        assert result["problem"]["id"] == ident and "m-1.safetensors" in result["msg"] and result["msg"].startswith("spark-2: ")
+        assert not bench.snapshot.exists() and not (bench.folder / "blobs" / blob).exists()
+        (bench.head / blob).write_bytes(right)
+        again = bench.run()
+    assert not again.get("failed") and bench.same()
 
 
 @pytest.mark.parametrize("first", ["runs on", "is killed"])

@@ -136,6 +136,16 @@ def test_start_keep_stop(bench: Bench) -> None:
         bench.get(other["server"], "/")
 
 
+def test_a_unit_that_does_not_stop(bench: Bench) -> None:
+    bench.fill()
+    bench.run()
+    stuck = '#!/bin/sh\n[ "$1" = stop ] && { echo "Job for dgxspark-sync-t.service timed out" >&2; exit 1; }\n[ "$1" = is-active ]\n'
+    (bench.bin / "systemctl").write_text(stuck)
+    failed = bench.run(state="absent")
+    assert failed["problem"]["id"] == "sync-stop" and "timed out" in failed["msg"] and "systemctl kill dgxspark-sync-t" in failed["msg"]
+    assert failed["msg"].startswith("spark-1: ") and (bench.root / "run" / "sync-t").exists()  # the next run tries again
+
+
 def test_absent_reports_what_was_sent(bench: Bench) -> None:
     bench.fill()
     server = bench.run()["server"]
