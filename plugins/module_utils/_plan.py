@@ -15,7 +15,7 @@ import json
 import os
 import typing as t
 
-from ansible_collections.dgxspark.serving.plugins.module_utils import _fabric_path, _overrides, _tenants, _topology, _transport
+from ansible_collections.dgxspark.serving.plugins.module_utils import _fabric_path, _tenants, _topology, _transport
 from ansible_collections.dgxspark.serving.plugins.module_utils._image import local_reference
 from ansible_collections.dgxspark.serving.plugins.module_utils._previous import SUFFIX
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
@@ -32,7 +32,6 @@ STATE = "/var/lib/dgxspark-serving"
 CONFIG = "/etc/vllm"  # VLLM_CONFIG_ROOT, where vLLM looks for its file of variables that the ranks do not take from the head
 RECORD = f"{STATE}/stopped.json"  # of service_stop: what has been stopped for a server that is not proven yet
 OWN_NAMES = (RAY, VLLM, RAY + SUFFIX, VLLM + SUFFIX)
-MAX_CLOCK_SKEW = 60  # seconds; above this, logs of the nodes cannot be put in order and TLS to a hub fails
 
 # Seconds. Above any limit of ours, and fixed, so that another spark_ready_timeout does not replace the containers (RDY-01).
 ENGINE_READY_TIMEOUT = "86400"
@@ -161,74 +160,6 @@ def heads_problem(settings: dict[str, t.Any], config: dict[str, t.Any] | None) -
     )
 
 
-def node_problems(settings: dict[str, t.Any], member: dict[str, t.Any]) -> list[Problem]:
-    """What this one node lacks. The first entry is the one to tell."""
-    name, node = member["name"], member["node"]
-    docker = node["docker"]
-    problems: list[Problem] = []
-
-    def refuse(ident: str, found: str, expected: str, remedy: str) -> None:
-        problems.append(Problem(ident, node=name, stage="preflight", found=found, expected=expected, remedy=remedy))
-
-    if not docker["installed"]:
-        refuse(
-            "docker-missing",
-            docker.get("error") or "no docker command",
-            "Docker Engine on the node",
-            "install Docker (DGX OS ships it: apt-get install docker-ce)",
-        )
-        return problems
-    if not docker["reachable"]:
-        refuse(
-            "DOC-02",
-            docker.get("error") or "the Docker daemon does not answer",
-            "a Docker daemon that the play's user may talk to",
-            "let the play use sudo (spark_become: true), or add the user to the group docker and log in again; start Docker if it is down",
-        )
-        return problems
-    if not node.get("python_requests"):
-        refuse("DOC-05", "no Python package requests", "python3-requests, which community.docker needs", "apt-get install python3-requests")
-    if not docker["gpu_capable"]:
-        refuse(
-            "DOC-01",
-            f"Docker {docker.get('version')} that cannot give a GPU to a container ({docker.get('gpu_reason')})",
-            "an nvidia runtime or a CDI specification",
-            "install nvidia-container-toolkit, then: nvidia-ctk runtime configure --runtime=docker && systemctl restart docker",
-        )
-    gpu = node["gpu"]
-    if gpu.get("error"):
-        refuse(
-            "HST-03" if "mismatch" in gpu["error"] else "gpu-missing",
-            f"nvidia-smi: {gpu['error']}",
-            f"{settings['gpus_per_node']} GPU",
-            "reboot the node after a driver update; if it stays, reinstall the driver",
-        )
-    elif gpu["count"] < settings["gpus_per_node"]:
-        refuse(
-            "gpu-missing",
-            f"{gpu['count']} GPUs",
-            f"spark_gpus_per_node {settings['gpus_per_node']}",
-            "correct spark_gpus_per_node, or look at nvidia-smi on the node",
-        )
-    for container in node["containers"]:
-        if container["name"] in OWN_NAMES and not _tenants.is_own(container, LABEL):
-            refuse(
-                "name-taken",
-                f"a container {container['name']} that this collection did not make",
-                "this name to be free",
-                f"docker rename {container['name']} old-{container['name']}, or remove it",
-            )
-    for claim in node_claims(settings, member):
-        if claim["action"] == "refuse":
-            problem = _tenants.refusal([claim], name)
-            if problem and claim["kind"] == "process" and not claim.get("pid") and node.get("effective_user") not in (None, "root"):
-                problem.found += f", which user {node['effective_user']} may not look at"
-                problem.remedy = f"let the play use sudo (spark_become: true), so that its owner can be seen; or {problem.remedy}"
-            if problem:
-                problems.append(problem)
-    return problems + _overrides.node_problems(settings["env"], member)
-
-
 def ray_ports(settings: dict[str, t.Any], head: bool) -> list[int]:
     """The ports of Ray's own services on a node."""
     if settings["executor"] != "ray":
@@ -252,50 +183,6 @@ def node_claims(settings: dict[str, t.Any], member: dict[str, t.Any]) -> list[di
     if settings["api_port"] not in ports:
         ports.append(settings["api_port"])
     return _tenants.claims(member["node"], settings["stop"], ports, LABEL)
-
-
-def gang_problems(members: list[dict[str, t.Any]], gid_index: str = "") -> list[Problem]:
-    """What only shows when the nodes are compared. ``gid_index`` is spark_gid_index."""
-    problems: list[Problem] = []
-    machines = sorted({m["node"]["machine"] for m in members})
-    if len(machines) > 1:
-        problems.append(
-            Problem(
-                "DOC-11",
-                stage="preflight",
-                found="nodes of different architectures: " + ", ".join(f"{m['name']} {m['node']['machine']}" for m in members),
-                expected="one architecture",
-                remedy="take the odd node out of the inventory",
-            )
-        )
-    times = {m["name"]: m["node"]["time"] for m in members}
-    skew = max(times.values()) - min(times.values())
-    if skew > MAX_CLOCK_SKEW:
-        ahead = max(times, key=lambda name: times[name])
-        behind = min(times, key=lambda name: times[name])
-        problems.append(
-            Problem(
-                "clock-skew",
-                node=behind,
-                stage="preflight",
-                found=f"a clock {skew:.0f} s behind that of {ahead}",
-                expected=f"clocks within {MAX_CLOCK_SKEW} s of each other",
-                remedy="timedatectl set-ntp true on the nodes, or set the clock by hand",
-            )
-        )
-    mtus = {m["name"]: m["fabric"]["mtu"] for m in members}
-    if len(set(mtus.values())) > 1:
-        problems.append(
-            Problem(
-                "NET-12",
-                stage="preflight",
-                found="fabric MTUs " + ", ".join(f"{name} {mtu}" for name, mtu in mtus.items()),
-                expected="the same MTU on every node",
-                remedy="set one MTU (9000 if the switch passes it) in the netplan of each node",
-            )
-        )
-    gid_problem = _topology.gid(gid_index, members)[2]
-    return problems + _topology.problems(members) + rail_problems(members) + ([gid_problem] if gid_problem else [])
 
 
 def rail_problems(members: list[dict[str, t.Any]]) -> list[Problem]:
@@ -629,6 +516,7 @@ RESULTS = (
     "model_sync_result",
     "stop_service_result",
     "ray_cluster_planned",
+    "vllm_server_memory",
     "vllm_server_planned",
     "boot_active",
 )
@@ -682,6 +570,7 @@ def members(groups: t.Mapping[str, t.Any], hostvars: t.Mapping[str, t.Any]) -> l
                     "name": name,
                     "head": group == "ray_head",
                     "address": found["preflight_inputs"]["settings"]["fabric_address"],
+                    "settings": found["preflight_inputs"]["settings"],
                     "node": {**found["preflight_node"]["node"], **later_facts(found)},
                     "fabric": found["preflight_fabric"]["fabric"],
                 }

@@ -13,6 +13,9 @@ from pathlib import Path
 
 import yaml
 
+from ansible_collections.dgxspark.serving.plugins.module_utils import _gate
+from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
+
 ROOT = Path(__file__).resolve().parents[3]
 ADDRESSES = {"spark-1": "192.168.200.12", "spark-2": "192.168.200.13", "spark-3": "192.168.200.14"}
 IMAGE = "hellohal2064/vllm-qwen3.5-gb10:latest"
@@ -159,3 +162,15 @@ def groups(members: list[dict[str, t.Any]]) -> dict[str, list[str]]:
         "ray_head": [m["name"] for m in members if m["head"]],
         "ray_workers": [m["name"] for m in members if not m["head"]],
     }
+
+
+def node_problems(values: dict[str, t.Any], one: dict[str, t.Any]) -> list[Problem]:
+    """What the host gate refuses of this one node."""
+    found = _gate.errors(_gate.judge(_gate.Look(values, [one])))
+    return [finding.problem for finding in found if not finding.gang]
+
+
+def gang_problems(members: list[dict[str, t.Any]], gid_index: str = "") -> list[Problem]:
+    """What it refuses when the nodes are compared."""
+    found = _gate.errors(_gate.judge(_gate.Look(settings(gid_index=gid_index), members)))
+    return [finding.problem for finding in found if finding.gang]
