@@ -878,12 +878,9 @@ def message(found: t.Sequence[Finding]) -> str:
 
 
 def teller(found: t.Sequence[Finding], names: t.Sequence[str]) -> str:
-    """The one node that fails with the message: the head (the first of ``names``) where an error is about all of them, else the first that
-    has one."""
-    wrong = errors(found)
-    if any(finding.gang for finding in wrong):
-        return names[0]
-    return next((name for name in names if any(finding.problem.node == name for finding in wrong)), names[0])
+    """The one node that fails with the message: that of its first line, or the head (the first of ``names``) where it is about all of them."""
+    first = errors(found)[0]
+    return names[0] if first.gang or first.problem.node not in names else first.problem.node
 
 
 def launch(settings: dict[str, t.Any], member: Member) -> dict[str, t.Any]:

@@ -14,7 +14,7 @@ description:
     C(preflight_node) and C(preflight_fabric) on every host of the groups C(ray_head) and C(ray_workers).
   - Runs on the controller; no node is contacted.
   - Applies the rules of the host gate (C(docs/host-gate.md), C(spark_gate)) to all nodes. Everything that is found on any of them is one
-    message of one node (the first that has an error, the head where it concerns all), errors first. Without an error what remains are warnings of the head.
+    message of one node (that of its first line, the head where it concerns all), errors first. Without an error what remains are warnings of the head.
 author:
   - dgxspark.serving contributors (!UNKNOWN)
 extends_documentation_fragment:

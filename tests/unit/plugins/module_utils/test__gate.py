@@ -319,7 +319,9 @@ def test_everything_of_all_nodes_is_one_message_with_errors_first():
     [
         ({}, {"gpu": {"count": 0}}, "spark-2"),
         ({"gpu": {"count": 0}}, {"gpu": {"count": 0}}, "spark-1"),
-        ({}, {"gpu": {"count": 0}, "time": 1.0}, "spark-1"),  # a clock is about both
+        ({}, {"time": 1.0}, "spark-1"),  # a clock is about both
+        ({}, {"gpu": {"count": 0}, "time": 1.0}, "spark-2"),
+        ({"limits": {"memlock": 1}}, {"limits": {"memlock": 1}, "gpu": {"count": 0}}, "spark-2"),  # whose line is the first
     ],
 )
 def test_who_tells_it(head, worker, expected):
