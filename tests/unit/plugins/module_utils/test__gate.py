@@ -84,6 +84,7 @@ CASES = {
     ],
     "kernel_cma": [
         (GOOD_CMA, {}, False, ""),
+        ({**IDLE_CMA, **memory(free=112, swap_total=0, swap_free=0, cma_free=0)}, {}, False, ""),  # a kernel without CMA: 0 and 0
         (IDLE_CMA, {}, True, "kernel 7.0.0-1019-nvidia with CmaFree 940604 kB above CmaTotal 0 kB"),
         ({**IDLE_CMA, "rdma_devices": []}, {}, False, ""),  # nothing registers memory there
     ],

@@ -135,7 +135,17 @@ def test_memory_that_comes_back_is_waited_for(machine, run_module, monkeypatch):
     assert not result.get("failed") and len(looks) == 3 and result["memory"]["before"]["available"] == 112 * GIB
 
 
-def test_check_mode_does_not_judge_what_still_runs(machine, run_module):
+def test_check_mode_does_not_judge_what_still_runs(machine, run_module, monkeypatch):
+    def sleep(_seconds):
+        raise AssertionError("check mode waits")
+
+    monkeypatch.setattr(module.time, "sleep", sleep)
     machine.memory(20, 30)
     result = run_module(_ansible_check_mode=True, wait=60)
-    assert not result.get("failed") and result["changed"] is False
+    assert not result.get("failed") and result["changed"] is False and machine.warnings == []
+
+
+def test_check_mode_tells_a_page_cache_that_would_be_refused(machine, run_module):
+    machine.memory(18, 112)
+    result = run_module(_ansible_check_mode=True, cache="error")
+    assert not result.get("failed") and result["changed"] is False and "the page cache is in the way" in machine.warnings[0]
