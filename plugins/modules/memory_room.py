@@ -86,11 +86,13 @@ import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ansible_collections.dgxspark.serving.plugins.module_utils._host import unaccounted
 from ansible_collections.dgxspark.serving.plugins.module_utils._memory import gib, parse, room, top_users
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 
 INTERVAL = 0.5
 SHOWN = 3
+LOST = 1 << 30  # bytes below which a driver's own need is no news
 
 
 class Proc:
@@ -133,14 +135,15 @@ def settled(proc: Proc, need: int, wait: float) -> dict[str, int]:
     return memory
 
 
-def short(node: str, memory: t.Mapping[str, int], need: int, users: list[str]) -> Problem:
-    """Memory that is really missing."""
+def short(node: str, memory: t.Mapping[str, int], need: int, users: list[str], lost: int) -> Problem:
+    """Memory that is really missing. ``lost`` bytes are nobody's in the kernel's counters."""
+    held = f"; {gib(lost)} are on the GPU or were leaked there, no counter of the kernel has them" if lost >= LOST else ""
     return Problem(
         "memory-short",
         node=node,
         stage="memory",
         found=f"{gib(memory['available'])} of memory available of {gib(memory['total'])}, and a server that asks for {gib(need)}; the most is held "
-        f"by {', '.join(users) or 'nothing that shows'}",
+        f"by {', '.join(users) or 'nothing that shows'}{held}",
         expected="as much available memory as vLLM asks for",
         remedy="stop what holds it, lower spark_gpu_memory_utilization, or reboot the node if nothing holds it: what a process that died leaked on "
         "the GPU comes back only so (rule memory_available)",
@@ -187,7 +190,7 @@ def main() -> None:
             module.warn(problem.msg)
 
     if verdict == "short" and not module.check_mode and module.params["short"] != "ignore":
-        tell(short(node, before, need, proc.users()), module.params["short"])
+        tell(short(node, before, need, proc.users(), unaccounted(proc.read("meminfo"))), module.params["short"])
     if verdict == "cache" and module.params["cache"] == "error":
         tell(cached(node, before, need, ""), "error")
     elif verdict == "cache" and module.params["cache"] == "warn":

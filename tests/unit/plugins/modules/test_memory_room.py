@@ -114,6 +114,14 @@ def test_memory_that_is_missing_is_refused_with_who_holds_it(machine, run_module
         assert words in result["msg"]
 
 
+def test_what_leaked_is_told(machine, run_module):
+    machine.memory(55, 60)
+    assert "leaked" not in run_module()["problem"]["found"]
+    with (machine.path / "meminfo").open("a") as handle:
+        handle.write(f"Cached: {5 << 20} kB\nAnonPages: {20 << 20} kB\nSlab: {1 << 20} kB\n")
+    assert "; 40.0 GiB are on the GPU or were leaked there" in run_module()["problem"]["found"]
+
+
 @pytest.mark.parametrize(("level", "warned"), [("warn", True), ("ignore", False)])
 def test_missing_memory_that_the_inventory_accepts(machine, run_module, level, warned):
     machine.memory(55, 60)
