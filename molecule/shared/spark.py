@@ -274,8 +274,8 @@ def nothing_of_ours() -> None:
 
 
 def refused(run: Run, nodes: str | list[str], *words: str) -> None:
-    """The run ended with one message, for this node (or for each of these, which have the same fault), that has these words, found, expected and
-    remedy; the old service never noticed.
+    """The run ended with one message, told by this node (or by each of these, which have the same fault), that has these words, found, expected
+    and remedy; the old service never noticed.
     """
     assert run.rc != 0
     assert "Traceback" not in run.output
@@ -283,7 +283,8 @@ def refused(run: Run, nodes: str | list[str], *words: str) -> None:
     assert sorted(run.failures) == nodes
     for node in nodes:
         message = run.message(node)
-        for word in (f"{node}: ", "found ", "expected ", "Remedy: ", *words):
+        assert re.search(rf"^{node}(, [\w-]+)*: ", message), message  # what several nodes have in common is one line
+        for word in ("found ", "expected ", "Remedy: ", *words):
             assert word in message, f"{word!r} is not in: {message}"
     old_service_answers()
     nothing_of_ours()

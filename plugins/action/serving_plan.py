@@ -10,8 +10,18 @@ import typing as t
 import yaml
 from ansible.plugins.action import ActionBase
 
-from ansible_collections.dgxspark.serving.plugins.module_utils import _boot_files, _fit, _plan, _snapshot
+from ansible_collections.dgxspark.serving.plugins.module_utils import _boot_files, _fit, _gate, _plan, _snapshot
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
+
+
+class _Refused(Exception):
+    """Everything that was found, and the one node that tells it."""
+
+    def __init__(self, found: list[_gate.Finding], names: list[str]) -> None:
+        super().__init__(_gate.message(found))
+        self.teller = _gate.teller(found, names)
+        self.problem = _gate.errors(found)[0].problem
+        self.findings = [finding.as_dict() for finding in found]
 
 
 class ActionModule(ActionBase):
@@ -31,23 +41,22 @@ class ActionModule(ActionBase):
             members = _plan.members(variables["groups"], variables["hostvars"])
             told: list[str] = []
             if arguments.get("check", True):
-                self._refuse(settings, members, name)
-                told = self._memory(settings, members, name, variables)
-            plan = _plan.serving_plan(settings, members, arguments.get("image_fingerprint") or "", arguments.get("revision") or "")
-            texts = _boot_files.sources()
-            for member in members:
-                plan["nodes"][member["name"]]["boot"] = _boot_files.boot_plan(settings, plan, member["name"], member["node"], texts)
+                plan, told = self._judged(settings, members, name, arguments, variables)
+            else:
+                plan = self._plan(settings, members, arguments)
             if plan["head"] == name:
-                told = [] if plan["server_in_place"] else told  # what serves has shown that it fits
-                told += (
-                    _plan.fabric_warnings(members, settings) + _plan.service_warnings(settings, members) if arguments.get("warn") else []
-                )
+                told = told + (_plan.fabric_warnings(members, settings) if arguments.get("warn") else [])
                 if told or arguments.get("warn"):
                     result["warnings"] = told
             if arguments.get("show"):
                 self._show(result, plan, members, name, arguments["show"])
             if arguments.get("outline"):
                 result["outline"] = _plan.outline([m["name"] for m in members], variables["hostvars"])
+        except _Refused as refused:
+            if refused.teller != name:
+                return result  # one node tells what was found on all of them
+            result.update(failed=True, msg=str(refused), problem=refused.problem.as_dict(), findings=refused.findings)
+            return result
         except Problem as problem:
             if not problem.node and name not in variables["groups"].get("ray_head", [name]):
                 return result  # about the inputs of the gang: the head tells it
@@ -56,6 +65,44 @@ class ActionModule(ActionBase):
             return result
         result["plan"] = plan
         return result
+
+    @staticmethod
+    def _plan(settings: dict[str, t.Any], members: list[dict[str, t.Any]], arguments: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
+        plan = _plan.serving_plan(settings, members, arguments.get("image_fingerprint") or "", arguments.get("revision") or "")
+        texts = _boot_files.sources()
+        for member in members:
+            own = plan["nodes"][member["name"]]
+            own["boot"] = _boot_files.boot_plan(settings, plan, member["name"], member["node"], texts)
+            own["memory"] = _gate.launch(settings, member)
+        return plan
+
+    def _judged(
+        self,
+        settings: dict[str, t.Any],
+        members: list[dict[str, t.Any]],
+        name: str,
+        arguments: t.Mapping[str, t.Any],
+        variables: t.Mapping[str, t.Any],
+    ) -> tuple[dict[str, t.Any], list[str]]:
+        """The plan, and what is worth a warning. Raises _Refused with everything that any node must not be tried with."""
+        head = next((m["name"] for m in members if m["head"]), members[0]["name"])
+        plan: dict[str, t.Any] = {}
+        problems = _plan.input_problems(settings, members)
+        if not problems:
+            try:
+                plan = self._plan(settings, members, arguments)
+            except Problem as problem:
+                problems = [problem]
+        weights, config = self._model(members, variables)
+        found = _gate.judge(_gate.Look(settings, members, weights, config, bool(plan.get("server_in_place"))))
+        found = [_gate.Finding("", _gate.ERROR, True, each) for each in problems] + found
+        for finding in found:
+            finding.problem.node = finding.problem.node or head
+        if _gate.errors(found):
+            names = [head, *(m["name"] for m in members if m["name"] != head)]
+            here = variables.get("ansible_play_hosts_all") or names
+            raise _Refused(found, [each for each in names if each in here] or names)
+        return plan, _gate.lines(found)
 
     def _show(self, result: dict[str, t.Any], plan: dict[str, t.Any], members: list[dict[str, t.Any]], name: str, container: str) -> None:
         """Check mode cannot create the container: the definition itself is the diff."""
@@ -72,35 +119,14 @@ class ActionModule(ActionBase):
             }
 
     @staticmethod
-    def _memory(settings: dict[str, t.Any], members: list[dict[str, t.Any]], name: str, variables: t.Mapping[str, t.Any]) -> list[str]:
-        """The model against the memory of the nodes: what was just downloaded, else the snapshot on the head, else what the recipe says.
-
-        The head tells it.
-        """
+    def _model(members: list[dict[str, t.Any]], variables: t.Mapping[str, t.Any]) -> tuple[int, dict[str, t.Any] | None]:
+        """Bytes of the model's weights and its config.json: what was just downloaded, else the snapshot on the head, else what the recipe
+        says."""
         head = next((m for m in members if m["head"]), None)
-        if head is None or head["name"] != name:
-            return []
-        snapshot = head["node"].get("snapshot") or {}
-        weights = _snapshot.weight_bytes((variables.get("model_download_snapshot") or {}).get("manifest") or [])
+        if head is None:
+            return 0, None
+        snapshot, known = head["node"].get("snapshot") or {}, variables["hostvars"][head["name"]]
+        weights = _snapshot.weight_bytes((known.get("model_download_snapshot") or {}).get("manifest") or [])
         weights = weights or (int(snapshot.get("weights") or 0) if snapshot.get("complete") else 0)
-        recipe = variables["preflight_inputs"].get("recipe") or {}
-        weights = weights or int((recipe.get("weights_gib") or 0) * _fit.GIB)
-        memories = {m["name"]: m["node"]["memory"]["total"] for m in members if m["node"].get("memory")}
-        problem, told = _fit.gate(settings, memories, weights, snapshot.get("config"))
-        if problem:
-            raise problem
-        return told
-
-    @staticmethod
-    def _refuse(settings: dict[str, t.Any], members: list[dict[str, t.Any]], name: str) -> None:
-        """Raises the first problem of this node; what concerns the whole gang is told by the head alone."""
-        me = next((m for m in members if m["name"] == name), None)
-        problems = _plan.node_problems(settings, me) if me else []
-        if me and me["head"]:
-            problems += _plan.input_problems(settings, members) + _plan.gang_problems(members, settings.get("gid_index") or "")
-            problems += _plan.service_problems(settings, members)
-            problems += _plan.model_problems(settings, (me["node"].get("snapshot") or {}).get("config"))
-        if problems:
-            if not problems[0].node:
-                problems[0].node = name
-            raise problems[0]
+        recipe = known["preflight_inputs"].get("recipe") or {}
+        return weights or int((recipe.get("weights_gib") or 0) * _fit.GIB), snapshot.get("config")

@@ -327,69 +327,6 @@ def text_of(size: float) -> str:
     return f"{size / GIB:.1f} GiB"
 
 
-def gate(
-    settings: t.Mapping[str, t.Any], memories: t.Mapping[str, int], weights: int | None, config: t.Mapping[str, t.Any] | None
-) -> tuple[Problem | None, list[str]]:
-    """The memory of the nodes (name: bytes) against the model, before it is loaded: what cannot be, and what is worth a warning.
-
-    Refused is only what no engine can do: weights larger than the share of the smallest node's memory. The rest is an estimate, hence a
-    warning.
-    """
-    if not memories:
-        return None, []
-    smallest, largest = min(memories, key=lambda name: memories[name]), max(memories, key=lambda name: memories[name])
-    warnings = []
-    if memories[largest] - memories[smallest] > APART * memories[largest]:
-        warnings.append(
-            f"MEM-06: {smallest} has {text_of(memories[smallest])} of memory and {largest} {text_of(memories[largest])}; "
-            "the smallest decides what fits"
-        )
-    if not weights:
-        return None, warnings
-    gpus = int(settings["gpus_per_node"])
-    ranks = int(settings["tensor_parallel"]) * int(settings["pipeline_parallel"])
-    engines = int(settings["data_parallel"])
-    if engines > 1 and (not config or _layers.is_moe(config)):
-        ranks *= engines  # they share the experts, which may be nearly all of it
-    utilization = float(settings["gpu_memory_utilization"])
-    each, budget = weights / ranks, memories[smallest] / gpus * utilization
-    if each >= budget and not shrinks(settings):
-        problem = Problem(
-            "MEM-03",
-            node=smallest,
-            stage="memory",
-            found=f"weights of {text_of(weights)} over {ranks} ranks, {text_of(each)} each, and {text_of(budget)} that vLLM may take "
-            f"of {smallest} "
-            f"(spark_gpu_memory_utilization {utilization:g} of {text_of(memories[smallest] / gpus)})",
-            expected="weights that fit, with room for the KV cache",
-            remedy="more nodes, a smaller quantisation of the model, or a higher spark_gpu_memory_utilization (at most 0.90); "
-            "playbooks/plan.yml computes it",
-        )
-        return problem, warnings
-    if config:
-        try:
-            result = fit(
-                config,
-                weights,
-                tensor_parallel=int(settings["tensor_parallel"]),
-                pipeline_parallel=int(settings["pipeline_parallel"]),
-                data_parallel=engines,
-                memory=memories[smallest] // gpus,
-                **options(settings),
-            )
-        except Problem:  # a model that is not known here is no reason to stop
-            return None, warnings
-        shared = engines > 1 and _layers.is_moe(config)
-        if result["verdict"] != "fits" and not shrinks(settings) and not shared:
-            wanted = options(settings)["max_model_len"] or text_config(config).get("max_position_embeddings")
-            warnings.append(
-                f"MEM-03: an estimate leaves {text_of(result['kv_space'])} on {smallest} for the KV cache, "
-                f"and one request of {wanted} tokens may not fit "
-                f"(longest context about {result['longest_context']}). Set spark_max_model_len, or --kv-cache-dtype fp8"
-            )
-    return None, warnings
-
-
 # --- what a person reads ---------------------------------------------------------------------------------------------------
 
 

@@ -74,6 +74,7 @@ def image_record(inspect: t.Mapping[str, t.Any] | None, reference: str) -> dict[
         "env": env,
         "entrypoint": config["Entrypoint"],
         "cmd": config["Cmd"],
+        "user": config["User"],
     }
 
 
@@ -94,6 +95,7 @@ def absent_record(reference: str) -> dict[str, t.Any]:
         "env": {},
         "entrypoint": [],
         "cmd": [],
+        "user": "",
     }
 
 

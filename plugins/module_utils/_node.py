@@ -14,13 +14,14 @@ import re
 import typing as t
 import urllib.parse
 
-from ansible_collections.dgxspark.serving.plugins.module_utils import _service
+from ansible_collections.dgxspark.serving.plugins.module_utils import _host, _service
 from ansible_collections.dgxspark.serving.plugins.module_utils._containers import user_unit_of_cgroup
 from ansible_collections.dgxspark.serving.plugins.module_utils._image import image_record, local_reference
 from ansible_collections.dgxspark.serving.plugins.module_utils._tenants import systemctl
 
 CAP_SYS_RESOURCE = 24
 UNLIMITED = -1
+RUNNERS = ("dockerd", "containerd")
 GPU_HOOK = "nvidia-container-runtime-hook"
 GPU_CLI = "nvidia-container-cli"
 CDI_DIRS = ("/etc/cdi", "/var/run/cdi")
@@ -112,6 +113,7 @@ def memory_record(meminfo: str, shm_total: int) -> dict[str, int]:
     }
     result = {key: kib.get(name, 0) * 1024 for key, name in names.items()}
     result["shm_total"] = shm_total
+    result["unaccounted"] = _host.unaccounted(meminfo)
     return result
 
 
@@ -147,8 +149,9 @@ def limits_record(sources: t.Sequence[tuple[str, str]], nr_open: str) -> dict[st
     return result
 
 
-def _daemon_pids(host: Host) -> list[int]:
-    """Process ids of dockerd and containerd (runc is started by the latter's shim), from the pid file and /proc."""
+def daemon_pids(host: Host) -> dict[str, int]:
+    """Process ids of dockerd and containerd (runc is started by the latter's shim) and of what kills when memory is short, by their names:
+    one look at /proc for all of them."""
     pids: dict[str, int] = {}
     text = _read(host, "/var/run/docker.pid").strip()
     if text.isdigit() and _read(host, f"/proc/{text}/comm").strip() == "dockerd":
@@ -156,14 +159,15 @@ def _daemon_pids(host: Host) -> list[int]:
     for entry in _listdir(host, "/proc"):
         if entry.isdigit():
             comm = _read(host, f"/proc/{entry}/comm").strip()
-            if comm in ("dockerd", "containerd"):
+            if comm in RUNNERS or comm in _host.OOM_DAEMONS:
                 pids.setdefault(comm, int(entry))
-    return list(pids.values())
+    return pids
 
 
-def collect_limits(host: Host) -> dict[str, int]:
+def collect_limits(host: Host, daemons: t.Mapping[str, int] | None = None) -> dict[str, int]:
     """``limits`` of the node; our own process stands in when no daemon runs."""
-    names: list[t.Any] = list(_daemon_pids(host)) or ["self"]
+    found = daemon_pids(host) if daemons is None else daemons
+    names: list[t.Any] = [pid for name, pid in found.items() if name in RUNNERS] or ["self"]
     sources = [(_read(host, f"/proc/{name}/limits"), _read(host, f"/proc/{name}/status")) for name in names]
     return limits_record([source for source in sources if source[0]], _read(host, "/proc/sys/fs/nr_open"))
 
@@ -604,12 +608,18 @@ def collect(host: Host, *, image: str = "", paths: t.Sequence[str] = (), units: 
         process.update(owner_of(host, process["pid"], containers))
     listeners, problem = collect_listeners(host, containers)
     shm = host.disk("/dev/shm")
+    daemons = daemon_pids(host)
+    memory = memory_record(_read(host, "/proc/meminfo"), shm[1] if shm else 0)
+    home, user = str(host.user.get("home") or ""), str(host.user.get("name") or "")
     return {
         "os": os_record(_read(host, "/etc/os-release")),
         "dgx": dgx_record(_read(host, "/etc/dgx-release")),
         "user": host.user,
-        "memory": memory_record(_read(host, "/proc/meminfo"), shm[1] if shm else 0),
-        "limits": collect_limits(host),
+        "memory": memory,
+        "limits": collect_limits(host, daemons),
+        "oom_daemons": _host.oom_daemons(daemons, host.read, memory["total"]),
+        "remove_ipc": _host.remove_ipc(host.read, host.listdir),
+        "autostart": _host.autostart(host.read, host.listdir, home, user),
         "gpu": gpu,
         "docker": docker,
         "image": record,

@@ -18,7 +18,6 @@ import typing as t
 from ansible_collections.dgxspark.serving.plugins.module_utils import (
     _fabric_path,
     _layers,
-    _overrides,
     _service,
     _tenants,
     _topology,
@@ -38,7 +37,6 @@ KERNELS = "/var/cache/kernels"
 STATE = _service.STATE
 CONFIG = "/etc/vllm"  # VLLM_CONFIG_ROOT, where vLLM looks for its file of variables that the ranks do not take from the head
 RECORD = _service.record()  # of service_stop: what has been stopped for a server that is not proven yet
-MAX_CLOCK_SKEW = 60  # seconds; above this, logs of the nodes cannot be put in order and TLS to a hub fails
 
 # Seconds. Above any limit of ours, and fixed, so that another spark_ready_timeout does not replace the containers (RDY-01).
 ENGINE_READY_TIMEOUT = "86400"
@@ -187,12 +185,6 @@ def spans_nodes(settings: dict[str, t.Any]) -> bool:
     return bool(settings["tensor_parallel"] * settings["pipeline_parallel"] > settings["gpus_per_node"])
 
 
-def model_problems(settings: dict[str, t.Any], config: dict[str, t.Any] | None) -> list[Problem]:
-    """Parallel sizes that this model cannot be split into. ``config`` is config.json, or None as long as it is not known."""
-    found = (heads_problem(settings, config), layers_problem(settings, config), engines_problem(settings, config))
-    return [problem for problem in found if problem]
-
-
 def layers_problem(settings: dict[str, t.Any], config: dict[str, t.Any] | None) -> Problem | None:
     """Every stage of a pipeline needs a layer, and VLLM_PP_LAYER_PARTITION must deal out exactly the model's (pp-layers)."""
     stages = settings["pipeline_parallel"]
@@ -253,74 +245,6 @@ def heads_problem(settings: dict[str, t.Any], config: dict[str, t.Any] | None) -
         expected=f"a size that divides the heads: {allowed}",
         remedy="choose another spark_tensor_parallel (and number of nodes), or use spark_pipeline_parallel for the rest",
     )
-
-
-def node_problems(settings: dict[str, t.Any], member: dict[str, t.Any]) -> list[Problem]:
-    """What this one node lacks. The first entry is the one to tell."""
-    name, node = member["name"], member["node"]
-    docker = node["docker"]
-    problems: list[Problem] = []
-
-    def refuse(ident: str, found: str, expected: str, remedy: str) -> None:
-        problems.append(Problem(ident, node=name, stage="preflight", found=found, expected=expected, remedy=remedy))
-
-    if not docker["installed"]:
-        refuse(
-            "docker-missing",
-            docker.get("error") or "no docker command",
-            "Docker Engine on the node",
-            "install Docker (DGX OS ships it: apt-get install docker-ce)",
-        )
-        return problems
-    if not docker["reachable"]:
-        refuse(
-            "DOC-02",
-            docker.get("error") or "the Docker daemon does not answer",
-            "a Docker daemon that the play's user may talk to",
-            "let the play use sudo (spark_become: true), or add the user to the group docker and log in again; start Docker if it is down",
-        )
-        return problems
-    if not node.get("python_requests"):
-        refuse("DOC-05", "no Python package requests", "python3-requests, which community.docker needs", "apt-get install python3-requests")
-    if not docker["gpu_capable"]:
-        refuse(
-            "DOC-01",
-            f"Docker {docker.get('version')} that cannot give a GPU to a container ({docker.get('gpu_reason')})",
-            "an nvidia runtime or a CDI specification",
-            "install nvidia-container-toolkit, then: nvidia-ctk runtime configure --runtime=docker && systemctl restart docker",
-        )
-    gpu = node["gpu"]
-    if gpu.get("error"):
-        refuse(
-            "HST-03" if "mismatch" in gpu["error"] else "gpu-missing",
-            f"nvidia-smi: {gpu['error']}",
-            f"{settings['gpus_per_node']} GPU",
-            "reboot the node after a driver update; if it stays, reinstall the driver",
-        )
-    elif gpu["count"] < settings["gpus_per_node"]:
-        refuse(
-            "gpu-missing",
-            f"{gpu['count']} GPUs",
-            f"spark_gpus_per_node {settings['gpus_per_node']}",
-            "correct spark_gpus_per_node, or look at nvidia-smi on the node",
-        )
-    for container in node["containers"]:
-        if container["name"] in own_names(settings) and not _tenants.is_own(container, LABEL):
-            refuse(
-                "name-taken",
-                f"a container {container['name']} that this collection did not make",
-                "this name to be free",
-                f"docker rename {container['name']} old-{container['name']}, or remove it",
-            )
-    for claim in node_claims(settings, member):
-        if claim["action"] == "refuse":
-            problem = _tenants.refusal([claim], name)
-            if problem and claim["kind"] == "process" and not claim.get("pid") and node.get("effective_user") not in (None, "root"):
-                problem.found += f", which user {node['effective_user']} may not look at"
-                problem.remedy = f"let the play use sudo (spark_become: true), so that its owner can be seen; or {problem.remedy}"
-            if problem:
-                problems.append(problem)
-    return problems + _overrides.node_problems(settings["env"], member)
 
 
 def ray_ports(settings: dict[str, t.Any], head: bool) -> list[int]:
@@ -388,10 +312,9 @@ def free_offset(settings: dict[str, t.Any], members: list[dict[str, t.Any]], oth
     return None
 
 
-def service_problems(settings: dict[str, t.Any], members: list[dict[str, t.Any]]) -> list[Problem]:
-    """What this service would take from another one of ours on the same nodes: ports (service-ports), memory (service-memory)."""
+def service_ports(settings: dict[str, t.Any], members: list[dict[str, t.Any]]) -> t.Iterator[Problem]:
+    """The ports that another service of ours uses on the same nodes (service-ports)."""
     others = _service.beside(members, settings["service"])
-    problems: list[Problem] = []
     for name, other in others.items():
         for member in members:
             both = _service.meet(port_spans(settings, member["head"]), other["nodes"].get(member["name"], []))
@@ -402,91 +325,43 @@ def service_problems(settings: dict[str, t.Any], members: list[dict[str, t.Any]]
             remedies = [f"another spark_api_port than {settings['api_port']}"] if api else []
             if [span for span in both if not api or span != (settings["api_port"],) * 2]:
                 remedies.append(f"spark_port_offset: {offset}" if offset is not None else "other ports")
-            problems.append(
-                Problem(
-                    "service-ports",
-                    node=member["name"],
-                    stage="preflight",
-                    found=f"port {_service.spans(both)} of {_service.title(settings['service'])}, which {_service.title(name)} uses too",
-                    expected="ports of its own for each service",
-                    remedy=f"set {' and '.join(remedies)} for {_service.title(settings['service'])}",
-                )
+            yield Problem(
+                "service-ports",
+                node=member["name"],
+                stage="preflight",
+                found=f"port {_service.spans(both)} of {_service.title(settings['service'])}, which {_service.title(name)} uses too",
+                expected="ports of its own for each service",
+                remedy=f"set {' and '.join(remedies)} for {_service.title(settings['service'])}",
             )
             break
+
+
+def service_memory(settings: dict[str, t.Any], members: list[dict[str, t.Any]]) -> t.Iterator[Problem]:
+    """The memory that the services of a node take together (service-memory)."""
+    others = _service.beside(members, settings["service"])
     share = float(settings["gpu_memory_utilization"])
     for member in members:
         here = {name: other["share"] for name, other in others.items() if member["name"] in other["nodes"] and other["share"] is not None}
         left = round(_service.SHARE - sum(here.values()), 4)
         if here and share > left:
             told = ", ".join(f"{value:g} of {_service.title(name)}" for name, value in here.items())
-            problems.append(
-                Problem(
-                    "service-memory",
-                    node=member["name"],
-                    stage="preflight",
-                    found=f"spark_gpu_memory_utilization {share:g} beside {told}, {share + sum(here.values()):.2f} together",
-                    expected=f"at most {_service.SHARE:.2f} of the memory for all services of a node",
-                    remedy=(f"lower it to {left:g} or less" if left >= 0.05 else "lower that of the other")
-                    + f", or stop the other (playbooks/stop.yml with its variables, spark_service: {next(iter(here)) or chr(39) * 2})",
-                )
+            yield Problem(
+                "service-memory",
+                node=member["name"],
+                stage="preflight",
+                found=f"spark_gpu_memory_utilization {share:g} beside {told}, {share + sum(here.values()):.2f} together",
+                expected=f"at most {_service.SHARE:.2f} of the memory for all services of a node",
+                remedy=(f"lower it to {left:g} or less" if left >= 0.05 else "lower that of the other")
+                + f", or stop the other (playbooks/stop.yml with its variables, spark_service: {next(iter(here)) or chr(39) * 2})",
             )
-            break
-    return problems
+            return
 
 
-def service_warnings(settings: dict[str, t.Any], members: list[dict[str, t.Any]]) -> list[str]:
+def service_unknown(settings: dict[str, t.Any], members: list[dict[str, t.Any]]) -> t.Iterator[dict[str, str]]:
     """Other services on these nodes of whose memory nothing is known here."""
-    others = _service.beside(members, settings["service"])
-    return [
-        f"{_service.title(name)} has containers on {', '.join(other['nodes'])}, and its server is on a node that is not in this inventory: "
-        "its share of the memory is not counted"
-        for name, other in others.items()
-        if other["share"] is None
-    ]
-
-
-def gang_problems(members: list[dict[str, t.Any]], gid_index: str = "") -> list[Problem]:
-    """What only shows when the nodes are compared. ``gid_index`` is spark_gid_index."""
-    problems: list[Problem] = []
-    machines = sorted({m["node"]["machine"] for m in members})
-    if len(machines) > 1:
-        problems.append(
-            Problem(
-                "DOC-11",
-                stage="preflight",
-                found="nodes of different architectures: " + ", ".join(f"{m['name']} {m['node']['machine']}" for m in members),
-                expected="one architecture",
-                remedy="take the odd node out of the inventory",
-            )
-        )
-    times = {m["name"]: m["node"]["time"] for m in members}
-    skew = max(times.values()) - min(times.values())
-    if skew > MAX_CLOCK_SKEW:
-        ahead = max(times, key=lambda name: times[name])
-        behind = min(times, key=lambda name: times[name])
-        problems.append(
-            Problem(
-                "clock-skew",
-                node=behind,
-                stage="preflight",
-                found=f"a clock {skew:.0f} s behind that of {ahead}",
-                expected=f"clocks within {MAX_CLOCK_SKEW} s of each other",
-                remedy="timedatectl set-ntp true on the nodes, or set the clock by hand",
-            )
-        )
-    mtus = {m["name"]: m["fabric"]["mtu"] for m in members}
-    if len(set(mtus.values())) > 1:
-        problems.append(
-            Problem(
-                "NET-12",
-                stage="preflight",
-                found="fabric MTUs " + ", ".join(f"{name} {mtu}" for name, mtu in mtus.items()),
-                expected="the same MTU on every node",
-                remedy="set one MTU (9000 if the switch passes it) in the netplan of each node",
-            )
-        )
-    gid_problem = _topology.gid(gid_index, members)[2]
-    return problems + _topology.problems(members) + rail_problems(members) + ([gid_problem] if gid_problem else [])
+    for name, other in _service.beside(members, settings["service"]).items():
+        if other["share"] is None:
+            yield {"title": _service.title(name), "nodes": ", ".join(other["nodes"])}
 
 
 def rail_problems(members: list[dict[str, t.Any]]) -> list[Problem]:
@@ -852,6 +727,7 @@ RESULTS = (
     "model_sync_result",
     "stop_service_result",
     "ray_cluster_planned",
+    "vllm_server_memory",
     "vllm_server_planned",
     "boot_active",
 )
@@ -905,6 +781,7 @@ def members(groups: t.Mapping[str, t.Any], hostvars: t.Mapping[str, t.Any]) -> l
                     "name": name,
                     "head": group == "ray_head",
                     "address": found["preflight_inputs"]["settings"]["fabric_address"],
+                    "settings": found["preflight_inputs"]["settings"],
                     "node": {**found["preflight_node"]["node"], **later_facts(found)},
                     "fabric": found["preflight_fabric"]["fabric"],
                 }

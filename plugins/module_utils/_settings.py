@@ -12,7 +12,7 @@ import ipaddress
 import re
 import typing as t
 
-from ansible_collections.dgxspark.serving.plugins.module_utils import _overrides, _service
+from ansible_collections.dgxspark.serving.plugins.module_utils import _gate, _overrides, _service
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 
 PREFIX = "spark_"
@@ -87,6 +87,7 @@ def value_problems(settings: dict[str, t.Any]) -> list[Problem]:
             )
             problems.append(refuse_secret)
     problems += _overrides.form_problems(settings["env"])
+    problems += _gate.override_problems(settings["gate"])
     return problems
 
 

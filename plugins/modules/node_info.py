@@ -151,12 +151,32 @@ node:
       type: float
       returned: always
     memory:
-      description: Keys C(total), C(free), C(available), C(swap_total), C(swap_free), C(cma_total), C(cma_free) and C(shm_total).
+      description:
+        - Keys C(total), C(free), C(available), C(swap_total), C(swap_free), C(cma_total), C(cma_free), C(shm_total), and C(unaccounted), what no
+          counter of the kernel names (a driver has it).
       type: dict
       returned: always
     limits:
       description: Hard limits that a container may get, C(memlock) in bytes and C(nofile); V(-1) is unlimited.
       type: dict
+      returned: always
+    oom_daemons:
+      description:
+        - Daemons that kill when memory is short, as C(name), C(pid) and C(limit), the bytes of available memory below which it kills (V(null) when
+          it goes by other signs).
+      type: list
+      elements: dict
+      returned: always
+    remove_ipc:
+      description:
+        - As C(active), whether logind removes a user's shared memory with the last session (C(RemoveIPC)). As C(linger), the users that never
+          fully log out.
+      type: dict
+      returned: always
+    autostart:
+      description: Units enabled for the boot that start a model or take the GPU, as C(unit) and the C(word) of their commands that says so.
+      type: list
+      elements: dict
       returned: always
     gpu:
       description:

@@ -13,7 +13,8 @@ description:
   - A pure function of the inputs and the facts of all nodes, which the role C(preflight) has registered as C(preflight_inputs),
     C(preflight_node) and C(preflight_fabric) on every host of the groups C(ray_head) and C(ray_workers).
   - Runs on the controller; no node is contacted.
-  - Fails with the first problem of the node it runs for; what concerns the whole gang is told by the head.
+  - Applies the rules of the host gate (C(docs/host-gate.md), C(spark_gate)) to all nodes. Everything that is found on any of them is one
+    message of one node (that of its first line, the head where it concerns all), errors first. Without an error what remains are warnings of the head.
 author:
   - dgxspark.serving contributors (!UNKNOWN)
 extends_documentation_fragment:
@@ -40,7 +41,7 @@ options:
     type: bool
     default: true
   warn:
-    description: Tell what the detection of the fabric found worth knowing, as warnings of the head.
+    description: Tell also what the detection of the fabric found worth knowing, as warnings of the head.
     type: bool
     default: false
   show:
@@ -78,8 +79,13 @@ outline:
   returned: with O(outline)
   type: list
   elements: str
+findings:
+  description: All findings of all nodes, each with C(rule), C(severity) and what RV(problem) has.
+  returned: when a rule of the host gate refuses
+  type: list
+  elements: dict
 problem:
-  description: What is wrong, as C(id), C(node), C(stage), C(found), C(expected) and C(remedy).
+  description: The first thing that is wrong, as C(id), C(node), C(stage), C(found), C(expected) and C(remedy).
   returned: failure
   type: dict
 """

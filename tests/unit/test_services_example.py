@@ -34,8 +34,8 @@ def test_the_second_fits_beside_the_first() -> None:
         for definition in _plan.serving_plan(first, gang.pair())["nodes"][member["name"]]["containers"].values():
             words = [str(word) for word in definition["command"]]
             member["node"]["containers"].append(gang.container(definition["name"], labels=definition["labels"], arguments=words))
-    assert _plan.service_problems(second, members) == []
-    assert [p.id for p in _plan.service_problems({**second, "gpu_memory_utilization": 0.3}, members)] == ["service-memory"]
+    assert gang.service_problems(second, members) == []
+    assert [p.id for p in gang.service_problems({**second, "gpu_memory_utilization": 0.3}, members)] == ["service-memory"]
 
 
 def test_the_gateway_knows_both() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import typing as t
 from pathlib import Path
 
@@ -93,13 +94,145 @@ class TestDocker:
 class TestPort:
     def test_held_by_a_container_that_may_not_be_stopped(self) -> None:
         run = spark.site(spark_stop={})
-        spark.refused(run, ["spark-1", "spark-2"], "container glm-sglang", "127.0.0.1:30000", "spark_stop", "containers: [glm-sglang]")
+        spark.refused(
+            run,
+            "spark-1",
+            "container glm-sglang",
+            "127.0.0.1:30000",
+            "spark_stop",
+            "containers: [glm-sglang]",
+            "(rule port_held)",
+            "\nspark-2: ",
+        )
 
     def test_held_by_a_process(self) -> None:
         begin = "python3 -m http.server 30555 --bind 127.0.0.1 >/dev/null 2>&1 & echo $! >/run/listener.pid"
         with spark.undone("spark-1", begin, "kill $(cat /run/listener.pid)"):
             run = spark.site(spark_api_port=30555)
         spark.refused(run, "spark-1", "process python3", "user root", "127.0.0.1:30555", "sudo kill")
+
+
+class TestGate:
+    """Rules of the host gate that a node of the lab can really break; ``/proc/meminfo`` of a Spark is what one printed, put over the node's own."""
+
+    MEMINFO = spark.ROOT / "tests" / "unit" / "fixtures" / "node" / "meminfo"
+
+    @contextlib.contextmanager
+    def memory(self, node: str, **gib: int) -> t.Iterator[None]:
+        """The node's kernel says what that of a Spark said after a download: 18 GiB free, 112 available, 16 of swap; some figures changed."""
+        text = self.MEMINFO.read_text(encoding="utf-8")
+        for name, size in gib.items():
+            text, count = re.subn(rf"^{name}: .*$", f"{name}: {size << 20} kB", text, flags=re.MULTILINE)
+            assert count == 1, name
+        begin = f"cat >/run/meminfo <<'EOF'\n{text}EOF\nmount --bind /run/meminfo /proc/meminfo"
+        with spark.undone(node, begin, "umount /proc/meminfo || true"):
+            yield
+
+    @contextlib.contextmanager
+    def container(self, node: str, *arguments: str) -> t.Iterator[None]:
+        """A container of somebody, of the image of the old service."""
+        image = spark.inspect(node, spark.OLD)[0]["Config"]["Image"]
+        command = " ".join(["docker", "run", "-d", "--name", "comfyui", "--entrypoint", "sleep", *arguments, image, "900"])
+        with spark.undone(node, command, "docker rm -f comfyui || true"):
+            yield
+
+    def test_an_unknown_rule(self) -> None:
+        run = spark.site(spark_gate={"swop": "ignore"})
+        spark.refused(run, "spark-1", "unknown rule swop in spark_gate", "swap", "memory_available", "did you mean swap?")
+
+    def test_a_level_that_is_none(self) -> None:
+        run = spark.site(spark_gate={"swap": "no"})
+        spark.refused(run, "spark-1", "spark_gate swap: 'no'", "one of error, warn, ignore")
+
+    def test_a_tenant_on_the_gpu_of_the_worker(self) -> None:
+        with self.container("spark-2", "--gpus", "all"):
+            run = spark.site()
+            spark.refused(run, "spark-2", "container comfyui", "was given the GPU", "containers: [comfyui]", "(rule gpu_held)")
+            accepted = spark.site("--tags", "preflight", spark_gate={"gpu_held": "warn", **self.LAB})
+            silent = spark.site("--tags", "preflight", spark_gate={"gpu_held": "ignore", **self.LAB})
+        assert accepted.rc == 0 and "spark-2: preflight: found container comfyui" in accepted.text
+        assert silent.rc == 0 and "comfyui" not in silent.text
+
+    LAB: t.ClassVar[dict[str, str]] = {"memory_available": "ignore", "page_cache": "ignore"}  # as the lab's inventory says
+
+    def test_everything_of_both_nodes_is_one_message(self) -> None:
+        with self.container("spark-2", "--gpus", "all"), self.memory("spark-1"):
+            run = spark.site(spark_ulimits=["nofile:2147483647"])
+        spark.refused(
+            run,
+            "spark-2",
+            "nofile:2147483647",
+            "(rule memlock)",
+            "(rule gpu_held)",
+            "Beside that, as warnings:",
+            "- spark-1: ",
+            "16.0 GiB of swap",
+        )
+        message = run.message("spark-2")
+        assert message.index("gpu_held") < message.index("rule memlock") < message.index("Beside that") < message.index("rule swap")
+
+    def test_a_limit_that_the_host_does_not_allow(self) -> None:
+        """No kernel allows more files than fs.nr_open, and that is smaller."""
+        run = spark.site(spark_ulimits=["nofile:2147483647"])
+        spark.refused(run, "spark-1", "spark-1", "spark_ulimits nofile:2147483647", "LimitNOFILE", "(rule memlock)")
+
+    def test_shared_memory_that_is_too_small(self) -> None:
+        with spark.undone("spark-2", "mount -o remount,size=64m /dev/shm", "mount -o remount,size=4g /dev/shm"):
+            run = spark.site()
+        spark.refused(run, "spark-2", "/dev/shm of 64 MiB", "160 MiB", "(rule shm)")
+
+    def test_memory_that_is_missing(self) -> None:
+        """Judged where nothing of the node's memory will come back: the old service is no part of this run."""
+        gate = {"port_held": "ignore", "memory_available": "error"}
+        with self.memory("spark-2", MemAvailable=60), self.memory("spark-1"):
+            run = spark.site(spark_stop={}, spark_gate=gate)
+        spark.refused(
+            run,
+            "spark-2",
+            "60.0 GiB of memory available of 121.6 GiB",
+            "97.3 GiB",
+            "(rule memory_available)",
+            "- spark-1: ",
+            "(rule page_cache)",
+        )
+
+    def test_an_image_whose_shared_memory_would_be_removed(self) -> None:
+        """logind does that in Debian as it is installed. A drop-in ends it."""
+        image = "sparklab/of-a-user:1"
+        drop_in = "/etc/systemd/logind.conf.d/50-ipc.conf"
+        make = f"docker commit --change 'USER 1000' {spark.OLD} {image} >/dev/null"
+        with spark.undone("spark-1", make, f"docker rmi -f {image} >/dev/null; rm -rf {drop_in}"):
+            run = spark.site(spark_image=image)
+            spark.refused(run, "spark-1", "runs as user 1000", "RemoveIPC", "when spark logs out", drop_in, "(rule remove_ipc)")
+            spark.shell("spark-1", f"mkdir -p $(dirname {drop_in}); printf '[Login]\\nRemoveIPC=no\\n' >{drop_in}")
+            mended = spark.site("--tags", "preflight", spark_image=image)
+        assert mended.rc == 0 and "remove_ipc" not in mended.text
+
+    def test_warnings_do_not_fail(self) -> None:
+        """What would take the GPU back at the next boot."""
+        unit = "/etc/systemd/system/llama.service"
+        text = "[Service]\nExecStart=/usr/local/bin/llama-server --port 8081\n[Install]\nWantedBy=multi-user.target\n"
+        begin = f"printf {json.dumps(text)} >{unit}; systemctl enable -q llama.service; "
+        begin += (
+            f"docker create --name comfyui --gpus all --restart always $(docker inspect -f '{{{{.Config.Image}}}}' {spark.OLD}) >/dev/null"
+        )
+        with spark.undone("spark-2", begin, f"systemctl disable -q llama.service; rm -f {unit}; docker rm -f comfyui"):
+            run = spark.site("--tags", "preflight")
+            refused = spark.site(spark_gate={"autostart": "error", "restart_policy": "ignore"})
+        assert run.rc == 0
+        assert "unit llama.service, enabled for the boot, with llama-server in its commands" in run.text and "(rule autostart)" in run.text
+        assert "docker update --restart=no comfyui, or name it in spark_stop (rule restart_policy)" in run.text
+        spark.refused(refused, "spark-2", "sudo systemctl disable llama.service", "(rule autostart)")
+        assert "comfyui" not in refused.text
+
+    def test_check_mode_tells_that_the_page_cache_will_be_dropped(self) -> None:
+        gate = {"memory_available": "ignore", "page_cache": "warn", "swap": "ignore"}
+        with self.memory("spark-2"):
+            run = spark.site("--check", spark_gate=gate)
+        assert run.rc == 0
+        assert "spark-2: would drop the page cache: 18.1 GiB are free and the server asks for 97.3 GiB" in run.text
+        assert "rule swap" not in run.text
+        spark.old_service_answers()
 
 
 class TestParallel:
@@ -109,7 +242,7 @@ class TestParallel:
 
     def test_more_gpus_than_there_are(self) -> None:
         run = spark.site(spark_gpus_per_node=2, spark_tensor_parallel=4)
-        spark.refused(run, ["spark-1", "spark-2"], "1 GPU", "spark_gpus_per_node 2")
+        spark.refused(run, "spark-1", "spark-1, spark-2: ", "1 GPU", "spark_gpus_per_node 2")
 
 
 class TestVariables:

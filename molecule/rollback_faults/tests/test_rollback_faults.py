@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import re
+
 import spark
-from rolled_back import TOO_LONG, identities, previous_is_back, record_is_there
+from rolled_back import TOO_LONG, identities, last_message, previous_is_back, record_is_there
 
 
 def test_an_upgrade_that_was_cut_off_and_then_fails_gives_the_version_before_back() -> None:
@@ -17,6 +19,25 @@ def test_an_upgrade_that_was_cut_off_and_then_fails_gives_the_version_before_bac
     )
     assert record_is_there("spark-1")
     previous_is_back(spark.site(spark_max_model_len=TOO_LONG), before)
+
+
+def test_a_node_that_lacks_memory_when_the_version_before_is_stopped_gives_it_back() -> None:
+    """Nothing of it can be known before: what runs holds memory until then. The worker's kernel says what that of a Spark said, with less available."""
+    assert spark.site().rc == 0
+    before = identities()
+    text = (spark.ROOT / "tests" / "unit" / "fixtures" / "node" / "meminfo").read_text(encoding="utf-8")
+    text = re.sub(r"^MemAvailable: .*$", f"MemAvailable: {60 << 20} kB", text, flags=re.MULTILINE)
+    begin = f"cat >/run/meminfo <<'EOF'\n{text}EOF\nmount --bind /run/meminfo /proc/meminfo"
+    with spark.undone("spark-2", begin, "umount /proc/meminfo || true", seconds=600):
+        run = spark.site(spark_max_model_len=512, spark_gate={"memory_available": "error", "memory_uneven": "ignore"})
+    previous_is_back(run, before)
+    for words in (
+        "spark-2: memory: found 60.0 GiB of memory available of 121.6 GiB",
+        "asks for 97.3 GiB",
+        "the most is held by ",
+        "(rule memory_available)",
+    ):
+        assert words in last_message(run)
 
 
 def test_an_upgrade_that_is_proven_leaves_nothing_of_the_version_before() -> None:

@@ -13,6 +13,9 @@ from pathlib import Path
 
 import yaml
 
+from ansible_collections.dgxspark.serving.plugins.module_utils import _gate
+from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
+
 ROOT = Path(__file__).resolve().parents[3]
 ADDRESSES = {"spark-1": "192.168.200.12", "spark-2": "192.168.200.13", "spark-3": "192.168.200.14"}
 IMAGE = "hellohal2064/vllm-qwen3.5-gb10:latest"
@@ -159,3 +162,37 @@ def groups(members: list[dict[str, t.Any]]) -> dict[str, list[str]]:
         "ray_head": [m["name"] for m in members if m["head"]],
         "ray_workers": [m["name"] for m in members if not m["head"]],
     }
+
+
+def node_problems(values: dict[str, t.Any], one: dict[str, t.Any]) -> list[Problem]:
+    """What the host gate refuses of this one node."""
+    found = _gate.errors(_gate.judge(_gate.Look(values, [one])))
+    return [finding.problem for finding in found if not finding.gang]
+
+
+def gang_problems(members: list[dict[str, t.Any]], gid_index: str = "") -> list[Problem]:
+    """What it refuses when the nodes are compared."""
+    found = _gate.errors(_gate.judge(_gate.Look(settings(gid_index=gid_index), members)))
+    return [finding.problem for finding in found if finding.gang]
+
+
+def of_rules(
+    values: dict[str, t.Any], members: list[dict[str, t.Any]], rules: tuple[str, ...], config: dict[str, t.Any] | None = None
+) -> list[Problem]:
+    """What these rules of the host gate find."""
+    return [finding.problem for finding in _gate.judge(_gate.Look(values, members, config=config)) if finding.rule in rules]
+
+
+def model_problems(values: dict[str, t.Any], config: dict[str, t.Any] | None) -> list[Problem]:
+    """How this model cannot be split."""
+    return of_rules(values, [member()], ("attention_heads", "pipeline_stages", "engine_nodes"), config)
+
+
+def service_problems(values: dict[str, t.Any], members: list[dict[str, t.Any]]) -> list[Problem]:
+    """What this service would take from another one."""
+    return of_rules(values, members, ("service_ports", "service_memory"))
+
+
+def service_warnings(values: dict[str, t.Any], members: list[dict[str, t.Any]]) -> list[str]:
+    """What is not known of another one."""
+    return [problem.msg for problem in of_rules(values, members, ("service_unknown",))]

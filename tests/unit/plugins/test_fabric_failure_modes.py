@@ -34,7 +34,7 @@ def refused(shape, root, node, **given):
 
 
 def told(members):
-    return [(problem.id, problem.node) for problem in _plan.gang_problems(members)]
+    return [(problem.id, problem.node) for problem in gang.gang_problems(members)]
 
 
 @pytest.mark.parametrize("shape", ["docker_overlap", "wifi_default", "two_cables_lan"])
@@ -100,7 +100,7 @@ def test_fabric_net_11_an_address_from_dhcp(tmp_path):
 
 def test_fabric_net_12_mtu_of_the_ends_differs(tmp_path):
     members = fabric_gang.found("mtu_differs", tmp_path)
-    problems = _plan.gang_problems(members)
+    problems = gang.gang_problems(members)
     assert [problem.id for problem in problems] == ["NET-12"]
     assert "spark-1 9000, spark-2 1500" in problems[0].found
 
@@ -173,7 +173,7 @@ def test_fabric_ncl_01_gid_index_differs(tmp_path):
         settings = gang.settings(gid_index=wanted)
         assert all("NCCL_IB_GID_INDEX" not in _plan.environment(settings, member, members) for member in members)
     assert any("no one value is right for all" in text for text in _plan.fabric_warnings(members, gang.settings(gid_index="auto")))
-    problems = _plan.gang_problems(members, "3")
+    problems = gang.gang_problems(members, "3")
     assert [problem.id for problem in problems] == ["NCL-01"]
     assert "spark-1: rocep1s0f1 3, roceP2p1s0f1 5; spark-2: rocep1s0f1 4, roceP2p1s0f1 3" in problems[0].found
     alike = fabric_gang.found("one_cable", tmp_path / "alike")

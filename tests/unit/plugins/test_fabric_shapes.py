@@ -9,10 +9,10 @@ import typing as t
 
 import pytest
 
-from ansible_collections.dgxspark.serving.plugins.module_utils import _plan, _topology
+from ansible_collections.dgxspark.serving.plugins.module_utils import _topology
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 from ansible_collections.dgxspark.serving.tests.unit.fixtures.fabric import shapes
-from ansible_collections.dgxspark.serving.tests.unit.plugins import fabric_gang
+from ansible_collections.dgxspark.serving.tests.unit.plugins import fabric_gang, gang
 
 F0, T0, F1, T1 = "enp1s0f0np0", "enP2p1s0f0np0", "enp1s0f1np1", "enP2p1s0f1np1"
 SUBNET = fabric_gang.SUBNET
@@ -119,7 +119,7 @@ def check(whole, expected, choices):
         return
     members = whole.members(choices)
     assert _topology.topology(members) == expected.topology
-    assert tuple(problem.id for problem in _plan.gang_problems(members)) == expected.gang
+    assert tuple(problem.id for problem in gang.gang_problems(members)) == expected.gang
     assert _topology.environment(members) == expected.env
     environments = [{**member["fabric"]["env"], **expected.env} for member in members]
     assert frozenset(_topology.carry_over(environments)) == expected.kept_apart

@@ -237,55 +237,6 @@ def test_arguments():
     assert _fit.options(gang.settings(env={"VLLM_PP_LAYER_PARTITION": "1,2"}))["dealt"] == "1,2"
 
 
-PAIR = {"spark-1": SPARK, "spark-2": SPARK}
-
-
-def test_gate_lets_the_reference_through():
-    assert _fit.gate(gang.settings(max_model_len=16384), PAIR, 127163011832, REFERENCE) == (None, [])
-
-
-@pytest.mark.parametrize(
-    ("settings", "weights", "refused"),
-    [
-        ({}, 250 * _fit.GIB, True),
-        ({"gpu_memory_utilization": 0.45}, 127163011832, True),
-        ({"vllm_args": ["--quantization", "fp8"]}, 250 * _fit.GIB, False),
-        ({"vllm_args": ["--cpu-offload-gb=20"]}, 250 * _fit.GIB, False),
-        ({"env": {"VLLM_PLE_CPU_OFFLOAD": "1"}}, 250 * _fit.GIB, False),
-        ({}, None, False),
-        ({}, 190 * _fit.GIB, False),
-    ],
-)
-def test_gate_refuses_only_weights_that_cannot_fit(settings, weights, refused):
-    problem, _warnings = _fit.gate(gang.settings(**settings), PAIR, weights, None)
-    assert (problem is not None) == refused
-    if problem:
-        assert (problem.id, problem.stage) == ("MEM-03", "memory")
-        assert "over 2 ranks" in problem.found and "spark_gpu_memory_utilization" in problem.remedy
-
-
-def test_gate_warns_of_a_context_that_may_not_fit():
-    settings = gang.settings(gpu_memory_utilization=0.56)
-    problem, warnings = _fit.gate(settings, PAIR, 127163011832, REFERENCE)
-    assert problem is None and len(warnings) == 1
-    assert warnings[0].startswith("MEM-03: ") and "262144 tokens" in warnings[0] and "--kv-cache-dtype fp8" in warnings[0]
-    for more in ({"max_model_len": 16384}, {"vllm_args": ["--quantization", "fp8"]}):
-        assert _fit.gate({**settings, **more}, PAIR, 127163011832, REFERENCE) == (None, [])
-
-
-def test_gate_says_nothing_of_a_model_it_does_not_know():
-    assert _fit.gate(gang.settings(), PAIR, 10**9, {"model_type": "new"}) == (None, [])
-    assert _fit.gate(gang.settings(), {}, 10**12, None) == (None, [])
-
-
-def test_the_smallest_node_decides():
-    uneven = {"spark-1": 121 * _fit.GIB, "spark-2": 60 * _fit.GIB}
-    problem, warnings = _fit.gate(gang.settings(), uneven, 127163011832, REFERENCE)
-    assert problem and problem.node == "spark-2"
-    assert warnings == ["MEM-06: spark-2 has 60.0 GiB of memory and spark-1 121.0 GiB; the smallest decides what fits"]
-    assert _fit.gate(gang.settings(), {"spark-1": 121 * _fit.GIB, "spark-2": 119 * _fit.GIB}, 10**9, None) == (None, [])
-
-
 def test_table():
     rows = [
         {"nodes": n, "gpus": 1, **_fit.fit(REFERENCE, 127163011832, tensor_parallel=n, memory=SPARK, max_model_len=16384)} for n in (1, 2)
@@ -295,18 +246,3 @@ def test_table():
     assert heading.split("  ")[0] == "NODES" and remark == "! something"
     assert one.split() == ["1", "1", "x", "1", "118.4", "GiB", "-", "24.0", "KiB", "-", "-", "weights", "do", "not", "fit"]
     assert two.split()[4:] == ["59.2", "GiB", "32.0", "GiB", "12.0", "KiB", "262144", "123", "of", "16384", "tokens", "fits"]
-
-
-@pytest.mark.parametrize(
-    ("config", "engines", "refused"),
-    [
-        (LLAMA, 1, False),  # 140 GiB over two ranks
-        (LLAMA, 2, True),  # over one rank each
-        (REFERENCE, 2, False),  # experts are shared: not known how much is on each
-        (None, 2, False),
-    ],
-)
-def test_gate_of_engines(config, engines, refused):
-    values = gang.settings(tensor_parallel=2 // engines, data_parallel=engines, max_model_len=4096)
-    problem, _told = _fit.gate(values, PAIR, 140 << 30, config)
-    assert (problem is not None) == refused

@@ -87,18 +87,18 @@ def test_each_sees_only_its_own(mine, other):
     both = serving(mine, other)
     plan = _plan.serving_plan(mine, both)
     assert plan["server_in_place"] and plan["previous"] == "ray" and not plan["stop_needed"]
-    assert _plan.service_problems(mine, both) == [] and plan["beside"] == {other["service"]: ["spark-1", "spark-2"]}
+    assert gang.service_problems(mine, both) == [] and plan["beside"] == {other["service"]: ["spark-1", "spark-2"]}
     assert list(plan["nodes"]["spark-1"]["known"]) == [_service.own(role, mine["service"]) for role in ("spark-ray", "spark-vllm")]
     alone = _plan.serving_plan(mine, serving(other))
     assert not alone["server_present"] and alone["previous"] == "" and not alone["stop_needed"]
     assert all(claim["action"] == "ours" for member in both for claim in _plan.node_claims(mine, member))
-    assert all(_plan.node_problems(mine, member) == [] for member in both)
+    assert all(gang.node_problems(mine, member) == [] for member in both)
 
 
 def test_a_named_service_may_have_no_container_of_somebody_else():
     facts = gang.node(containers=[gang.container("spark-vllm-chat")])
-    assert [p.id for p in _plan.node_problems(CHAT, gang.member(facts=facts))] == ["name-taken"]
-    assert _plan.node_problems(DEFAULT, gang.member(facts=facts)) == []
+    assert [p.id for p in gang.node_problems(CHAT, gang.member(facts=facts))] == ["name-taken"]
+    assert gang.node_problems(DEFAULT, gang.member(facts=facts)) == []
 
 
 def test_neither_its_ports_nor_its_gpu_are_something_to_stop():
@@ -127,14 +127,14 @@ PORTS = {
 def test_ports_that_two_would_have(case):
     more, found, remedy = PORTS[case]
     chat = values(**{"service": "chat", "api_port": 30001, "port_offset": 100, "gpu_memory_utilization": 0.3, **more})
-    (problem,) = _plan.service_problems(chat, serving(DEFAULT))
+    (problem,) = gang.service_problems(chat, serving(DEFAULT))
     assert problem.id == "service-ports" and all(word in problem.msg for word in [*found, "which the service without a name uses too"])
     assert remedy in problem.remedy
 
 
 def test_the_offset_that_is_free():
     third = values(service="third", api_port=30002, gpu_memory_utilization=0.1)
-    (first, second) = _plan.service_problems(third, serving(DEFAULT, CHAT))[:2] * 2
+    (first, second) = gang.service_problems(third, serving(DEFAULT, CHAT))[:2] * 2
     assert "spark_port_offset: 200" in first.remedy and first is second
 
 
@@ -143,9 +143,9 @@ def test_ports_without_ray():
         values(executor="mp", gpu_memory_utilization=0.4),
         values(service="chat", api_port=30001, executor="mp", gpu_memory_utilization=0.3),
     )
-    (problem,) = _plan.service_problems(other, serving(mp))
+    (problem,) = gang.service_problems(other, serving(mp))
     assert "port 29501 of service chat" in problem.found and "spark_port_offset: 100" in problem.remedy
-    assert _plan.service_problems(values(service="chat", api_port=30001, gpu_memory_utilization=0.3), serving(mp)) == [], (
+    assert gang.service_problems(values(service="chat", api_port=30001, gpu_memory_utilization=0.3), serving(mp)) == [], (
         "Ray has other ports"
     )
 
@@ -160,13 +160,13 @@ def test_ports_without_ray():
 )
 def test_memory_of_both(share, words):
     chat = values(service="chat", api_port=30001, port_offset=100, gpu_memory_utilization=share)
-    problems = _plan.service_problems(chat, serving(DEFAULT))
+    problems = gang.service_problems(chat, serving(DEFAULT))
     assert [problem.id for problem in problems] == (["service-memory"] if words else [])
     assert all(word in problems[0].msg for word in words)
 
 
 def test_one_that_ended_keeps_its_place():
-    problems = _plan.service_problems(
+    problems = gang.service_problems(
         values(service="chat", port_offset=100, api_port=30001, gpu_memory_utilization=0.8), serving(DEFAULT, running=False, state="exited")
     )
     assert [problem.id for problem in problems] == ["service-memory"]
@@ -174,9 +174,9 @@ def test_one_that_ended_keeps_its_place():
 
 def test_a_server_on_a_node_of_another_inventory():
     alone = [{**serving(DEFAULT)[1], "head": True}]
-    assert _plan.service_problems({**CHAT, "tensor_parallel": 1}, alone) == []
-    assert "its share of the memory is not counted" in _plan.service_warnings(CHAT, alone)[0]
-    assert _plan.service_warnings(CHAT, serving(DEFAULT)) == []
+    assert gang.service_problems({**CHAT, "tensor_parallel": 1}, alone) == []
+    assert "its share of the memory is not counted" in gang.service_warnings(CHAT, alone)[0]
+    assert gang.service_warnings(CHAT, serving(DEFAULT)) == []
 
 
 def test_what_is_set_aside_is_no_service():

@@ -102,6 +102,7 @@ def test_keys(daemon, run_module):
     documented = {
         "name", "hostname", "machine", "kernel", "os", "dgx", "python", "python_requests", "user", "effective_user", "time", "memory", "limits", "gpu",
         "docker", "image", "containers", "disks", "listeners", "listeners_error", "rdma_devices", "infiniband_dev", "unit_states", "snapshot", "boot",
+        "oom_daemons", "remove_ipc", "autostart",
     }  # fmt: skip
     assert set(node) == documented
     assert node["memory"]["total"] > 0 and node["time"] > 1e9
