@@ -108,6 +108,10 @@ actions:
   returned: always
   type: list
   elements: str
+began:
+  description: When the first running container was told to stop, in seconds since 1970 by the node's clock.
+  returned: with O(state=kept), when one was stopped
+  type: float
 kept:
   description: Whether a previous version is written down on this node now.
   returned: always
@@ -127,6 +131,7 @@ problem:
 """
 
 import json
+import time
 import typing as t
 import urllib.error
 import urllib.request
@@ -239,6 +244,8 @@ class Previous:
             container = present.get(name)
             if container is None:
                 continue
+            if container["running"] and not self.check_mode:
+                self.result.setdefault("began", round(time.time(), 2))
             if self.own.get(name, {}).get("id") == container["id"]:
                 if self.act(f"set container {name} aside"):
                     self.set_aside(name, container)
