@@ -71,7 +71,8 @@ ended:
   returned: always
   type: dict
 containers:
-  description: C(name), C(id), C(state), C(exit_code), C(oom_killed), C(started_at) and C(finished_at) of those that are there.
+  description:
+    - C(name), C(id), C(state), C(exit_code), C(oom_killed), C(started_at) and C(finished_at) of those that are there, and C(last), the last lines of the log.
   returned: always
   type: list
   elements: dict
@@ -213,6 +214,8 @@ def look(params: dict[str, t.Any], docker: Docker, result: dict[str, t.Any]) -> 
     result["touched"] = touched(names, params["known"], found)
     result["containers"] = [{key: found[name][key] for key in SHOWN} for name in names if name in found]
     logs = {name: docker.log_text(name, tail=params["tail"]) for name in names if name in found}
+    for container in result["containers"]:
+        container["last"] = _diagnosis.last_lines(logs[container["name"]], 3)
     plain = {name: docker.log_text(name, tail=200, timestamps=False) for name in logs if not found[name]["running"]}
     result["ended"] = first_ended(params["node"], found.values(), plain)
     return {**logs, **nccl_logs(found.values())}

@@ -180,3 +180,16 @@ def test_the_bundle():
     assert documents["settings"] == {"spark_1": {}, "spark_2": settings["settings"]}
     assert documents["containers"] == {"spark_1": {"spark-ray": {}}, "spark_2": {}}
     assert documents["node_info"] == {"spark_1": {}, "spark_2": {"node": {"memory": 1}}}
+
+
+def test_what_a_node_said_last_that_did_not_join_ray():
+    settings = {"preflight_inputs": {"settings": {"fabric_address": "192.168.200.13"}}}
+    look = {
+        "touched": True,
+        "ended": {},
+        "containers": [{"name": "spark-vllm", "last": "no"}, {"name": "spark-ray", "last": "no route to the head"}],
+    }
+    head = {**CAUSE, "rollback_missing": ["192.168.200.13"]}
+    message = evaluate("rollback_message", spark_1=head, spark_2={**settings, "__rollback_look": look})
+    assert message.startswith("spark_1: vllm: it broke. The last lines of spark-ray on spark_2: no route to the head. ")
+    assert "last lines" not in evaluate("rollback_message", spark_1=CAUSE, spark_2={**settings, "__rollback_look": look})
