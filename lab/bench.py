@@ -3,17 +3,20 @@
 """Measures on the lab, both sides in one run and in turn:
 
 1. a run of site.yml on a serving pair (nothing to do) against ``ansible -m ping`` on the same hosts;
-2. from the launch of ``vllm serve`` to the first answer: ``site.yml --tags vllm`` against ``docker run`` typed by hand.
+2. from the launch of ``vllm serve`` to the first answer: ``site.yml --tags vllm`` against ``docker run`` typed by hand;
+3. for how long nothing answers when another version of the server takes over, and when the old service is replaced, against that load by hand.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
 import statistics
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -106,6 +109,41 @@ def by_playbook() -> float:
     return end - start
 
 
+def longest_silence(*argv: str) -> float:
+    """Run a command and ask the server all the time; the longest time between two answers."""
+    answered: list[float] = []
+    over = threading.Event()
+
+    def ask() -> None:
+        while not over.is_set():
+            if answers():
+                answered.append(time.monotonic())
+            over.wait(0.25)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        command(*argv)
+    finally:
+        over.set()
+        thread.join()
+    return max((after - before for before, after in itertools.pairwise(answered)), default=0.0)
+
+
+def downtime_of_an_upgrade(number: int) -> float:
+    """The server is replaced by one with another context length, which is another container; Ray stays."""
+    return longest_silence(*SITE, "-e", json.dumps({"spark_max_model_len": 768 if number % 2 else 512}))
+
+
+def downtime_of_the_old_service() -> float:
+    """As the playbook's summary says it: the old service listens on the node's loopback only. Ray is started within that time, too."""
+    command("ansible-playbook", str(ROOT / "molecule" / "shared" / "old_service.yml"), "-i", INVENTORY)
+    found = re.search(r"downtime: ([\d.]+) s", command(*SITE))
+    if not found:
+        sys.exit("bench: the summary of site.yml says no downtime")
+    return float(found[1])
+
+
 def row(name: str, values: list[float]) -> str:
     return f"| {name} | {statistics.median(values):.2f} | {min(values):.2f} to {max(values):.2f} | {len(values)} |"
 
@@ -129,6 +167,14 @@ def main() -> int:
         say(f"launch by hand and by the playbook, {number + 1} of {LAUNCHES}")
         play.append(by_playbook())
         hand.append(by_hand())
+    upgrade, old = [], []
+    for number in range(LAUNCHES):
+        say(f"downtime, {number + 1} of {LAUNCHES}")
+        upgrade.append(downtime_of_an_upgrade(number))
+    for _number in range(LAUNCHES):
+        old.append(downtime_of_the_old_service())
+    ratio_upgrade = statistics.median(upgrade) / statistics.median(hand)
+    ratio_old = statistics.median(old) / statistics.median(hand)
     command(*SITE)
     ratio_second = statistics.median(second) / statistics.median(ping)
     ratio_launch = statistics.median(play) / statistics.median(hand)
@@ -137,12 +183,21 @@ def main() -> int:
     print(row("site.yml with nothing to do", second))
     print(row("vllm serve to answer, docker run by hand", hand))
     print(row("vllm serve to answer, site.yml --tags vllm", play))
-    print(f"\nsecond run / ping = {ratio_second:.2f} (goal: at most 5)\nplaybook / by hand = {ratio_launch:.2f} (goal: at most 1.1)")
+    print(row("downtime, another version of the server", upgrade))
+    print(row("downtime, old service, Ray started too", old))
+    print(
+        f"\ndowntime of an upgrade / by hand = {ratio_upgrade:.2f} (goal: at most 1.1)\ndowntime of the old service / by hand = {ratio_old:.2f}"
+    )
+    print(f"second run / ping = {ratio_second:.2f} (goal: at most 5)\nplaybook / by hand = {ratio_launch:.2f} (goal: at most 1.1)")
     result = {
         "ping": ping,
         "second_run": second,
         "launch_by_hand": hand,
         "launch_by_playbook": play,
+        "downtime_upgrade": upgrade,
+        "downtime_old_service": old,
+        "downtime_upgrade_ratio": ratio_upgrade,
+        "downtime_old_service_ratio": ratio_old,
         "second_run_ratio": ratio_second,
         "launch_ratio": ratio_launch,
     }

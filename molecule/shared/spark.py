@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import subprocess
+import tarfile
 import tempfile
 import threading
 import time
@@ -46,9 +47,10 @@ def settings() -> dict[str, t.Any]:
 class Run:
     """The outcome of one run of the playbook."""
 
-    def __init__(self, rc: int, output: str) -> None:
+    def __init__(self, rc: int, output: str, times: t.Sequence[tuple[float, str]] = ()) -> None:
         self.rc = rc
         self.output = output
+        self.times = times  # when each line came (time.monotonic), and the line
         # Continued lines of a YAML string are joined, so that a message can be searched as it was meant.
         self.text = re.sub(r"\s+", " ", output)
         self.recap = {
@@ -60,6 +62,21 @@ class Run:
     def failures(self) -> list[str]:
         """The hosts for which a task failed for good, in order. What a rescue took over counts as well."""
         return re.findall(r"^fatal: \[([^\]]+)\]", self.output, re.MULTILINE)
+
+    def failed_at(self) -> float:
+        """When the first failure was shown."""
+        return next(at for at, line in self.times if line.startswith("fatal: ["))
+
+    @property
+    def bundle(self) -> dict[str, str]:
+        """The files of the diagnostics bundle that the last message names, without the name of its folder."""
+        found = re.search(r"is in (\S+\.tar\.gz) on this machine", self.message(self.failures[-1], last=True))
+        assert found, "no bundle is named"
+        path = Path(found[1])
+        assert path.stat().st_mode & 0o777 == 0o600
+        with tarfile.open(path) as tar:
+            files = {member.name.partition("/")[2]: tar.extractfile(member) for member in tar.getmembers()}
+            return {name: handle.read().decode() for name, handle in files.items() if handle}
 
     def message(self, node: str, last: bool = False) -> str:
         """What the first (or the last) task that failed on this node said."""
@@ -101,12 +118,21 @@ def site(
         variables["ansible_control_path_dir"] = sockets
     if sockets:
         environ.update(ANSIBLE_SSH_ARGS="-o ControlMaster=auto -o ControlPersist=5s -o ConnectTimeout=10")
-    done = subprocess.run(
-        ["ansible-playbook", str(SITE.parent / playbook), *where, *given(variables), *arguments],
-        cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout, check=False,
-    )  # fmt: skip
-    print(done.stdout)  # pytest shows it when the test fails
-    return Run(done.returncode, done.stdout)
+    command = ["ansible-playbook", str(SITE.parent / playbook), *where, *given(variables), *arguments]
+    times: list[tuple[float, str]] = []
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        bound = threading.Timer(timeout, process.kill)
+        bound.start()
+        try:
+            times.extend((time.monotonic(), line) for line in process.stdout or ())
+        finally:
+            bound.cancel()
+    output = "".join(line for dummy, line in times)
+    print(output)  # pytest shows it when the test fails
+    assert process.returncode != -signal.SIGKILL, f"not done within {timeout:.0f} s"
+    return Run(process.returncode, output, times)
 
 
 def cut_off(ready: t.Callable[[], bool], seconds: float = 300, **variables: t.Any) -> None:

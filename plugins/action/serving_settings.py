@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import time
 import typing as t
 
 import yaml
@@ -88,7 +89,7 @@ class ActionModule(ActionBase):
             return {**result, **self._found(task_vars or {})}
         variables = task_vars or {}
         node = variables.get("inventory_hostname", "")
-        result["changed"] = False
+        result.update(changed=False, began=round(time.time(), 2))
         self._report: dict[str, t.Any] = {}
         groups = variables.get("groups", {})
         self._nodes = sum(len(groups.get(group, [])) for group in ("ray_head", "ray_workers"))

@@ -67,6 +67,7 @@ def value_problems(settings: dict[str, t.Any]) -> list[Problem]:
         "ray_timeout",
         "stop_timeout",
         "boot_wait",
+        "diagnostics_keep",
     ):
         if settings[name] < 1:
             refuse(name, "1 or more")

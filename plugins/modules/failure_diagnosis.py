@@ -46,6 +46,13 @@ options:
     description: Where the logs are kept, as C(<container>.log) and C(nccl.<host>.<pid>.log).
     type: path
     default: /var/lib/dgxspark-serving/failed
+  evidence:
+    description:
+      - Take what a bundle needs of this node along to the controller, where M(dgxspark.serving.diagnostics_bundle) puts the nodes' parts together.
+        That is these logs, those of every Ray worker, C(docker inspect) of the containers and what the kernel said of memory, GPU and network.
+      - Secrets are removed on the node, and sizes are bounded (1 MiB for a file, 6 MiB for a node).
+    type: bool
+    default: false
 """
 
 EXAMPLES = r"""
@@ -64,7 +71,8 @@ ended:
   returned: always
   type: dict
 containers:
-  description: C(name), C(id), C(state), C(exit_code), C(oom_killed), C(started_at) and C(finished_at) of those that are there.
+  description:
+    - C(name), C(id), C(state), C(exit_code), C(oom_killed), C(started_at) and C(finished_at) of those that are there, and C(last), the last lines of the log.
   returned: always
   type: list
   elements: dict
@@ -77,20 +85,29 @@ error:
   description: Why it could not look; empty when it could.
   returned: always
   type: str
+evidence:
+  description: Names of the files that were taken along.
+  returned: with O(evidence=true)
+  type: list
+  elements: str
 """
 
 import glob
+import json
 import os
+import re
 import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.dgxspark.serving.plugins.module_utils import _diagnosis
+from ansible_collections.dgxspark.serving.plugins.module_utils import _bundle, _diagnosis
 from ansible_collections.dgxspark.serving.plugins.module_utils._containers import Docker, DockerError, exit_text
+from ansible_collections.dgxspark.serving.plugins.module_utils._previous import SUFFIX
 from ansible_collections.dgxspark.serving.plugins.module_utils._wait import bounded
 
 PROC = "/proc"
 MOST_OF_A_LOG = 1 << 20  # bytes
+KERNEL = re.compile(r"oom|out of memory|killed process|NVRM|Xid|nvidia|mlx5|segfault|hung_task|blocked for more", re.IGNORECASE)
 SHOWN = ("name", "id", "state", "exit_code", "oom_killed", "started_at", "finished_at")
 
 
@@ -134,6 +151,62 @@ def write_private(path: str, text: str) -> None:
         stream.write(text)
 
 
+def inspected(docker: Docker, names: t.Sequence[str]) -> list[dict[str, t.Any]]:
+    """All that ``docker inspect`` says of these containers and of those that are set aside."""
+    dummy, out, dummy2 = docker.run([docker.command, "container", "inspect", *names, *(name + SUFFIX for name in names)], timeout=30)
+    try:
+        return list(json.loads(out or "[]"))
+    except ValueError:
+        return []
+
+
+def logs_of_ranks(raw: t.Iterable[t.Mapping[str, t.Any]], names: t.Sequence[str]) -> t.Iterator[tuple[str, str]]:
+    """What Ray's workers (the ranks among them), its daemons and NCCL wrote into the containers' /tmp, the newest first. It is a volume: they can be
+    read after the end of a container, too."""
+    own = {f"/{name}" for name in names}
+    sources = {
+        str(m.get("Source") or "") for c in raw if c.get("Name") in own for m in c.get("Mounts") or [] if m.get("Destination") == "/tmp"
+    }
+    for source in sorted(source for source in sources if source):
+        paths = glob.glob(os.path.join(glob.escape(source), "ray", "session_*", "logs", "*"))
+        paths = [path for path in paths if os.path.isfile(path) and not os.path.islink(os.path.dirname(os.path.dirname(path)))]
+        for path in sorted(paths, key=os.path.getmtime, reverse=True):
+            yield f"ray/{os.path.basename(path)}", ends_of(path)
+        for path in sorted(glob.glob(os.path.join(glob.escape(source), "nccl.*.log"))):
+            yield os.path.basename(path), ends_of(path)
+
+
+def ends_of(path: str) -> str:
+    """The text of a file; of a long one its beginning and its end."""
+    half = _bundle.MOST_OF_A_FILE // 2
+    try:
+        with open(path, "rb") as handle:
+            size = os.fstat(handle.fileno()).st_size
+            data = handle.read(2 * half)
+            if size > 2 * half:
+                handle.seek(-half, os.SEEK_END)
+                data = data[:half] + b"\n... %d bytes left out ...\n" % (size - 2 * half) + handle.read(half)
+    except OSError as exc:
+        return f"(cannot be read: {exc})\n"
+    return data.decode("utf-8", "replace")
+
+
+def kernel(docker: Docker) -> str:
+    """What the kernel said that can end a rank."""
+    rc, out, dummy = docker.run(["dmesg", "--ctime"], timeout=10)
+    return "".join(f"{line}\n" for line in out.splitlines() if KERNEL.search(line)) if rc == 0 else ""
+
+
+def evidence(params: dict[str, t.Any], docker: Docker, logs: t.Mapping[str, str]) -> dict[str, str]:
+    """Name and text of what the bundle holds of this node."""
+    raw = inspected(docker, params["containers"])
+    files = {f"{name}.log": text for name, text in logs.items()}
+    files["kernel.txt"] = kernel(docker)
+    for name, text in logs_of_ranks(raw, params["containers"]):
+        files.setdefault(name, text)
+    return _bundle.evidence(files.items(), raw)
+
+
 def look(params: dict[str, t.Any], docker: Docker, result: dict[str, t.Any]) -> dict[str, str]:
     """Fills ``result``; returns the logs by container."""
     names = params["containers"]
@@ -141,6 +214,8 @@ def look(params: dict[str, t.Any], docker: Docker, result: dict[str, t.Any]) -> 
     result["touched"] = touched(names, params["known"], found)
     result["containers"] = [{key: found[name][key] for key in SHOWN} for name in names if name in found]
     logs = {name: docker.log_text(name, tail=params["tail"]) for name in names if name in found}
+    for container in result["containers"]:
+        container["last"] = _diagnosis.last_lines(logs[container["name"]], 3)
     plain = {name: docker.log_text(name, tail=200, timestamps=False) for name in logs if not found[name]["running"]}
     result["ended"] = first_ended(params["node"], found.values(), plain)
     return {**logs, **nccl_logs(found.values())}
@@ -155,18 +230,22 @@ def main() -> None:
             "known": {"type": "dict", "default": {}},
             "tail": {"type": "int", "default": 5000},
             "directory": {"type": "path", "default": "/var/lib/dgxspark-serving/failed"},
+            "evidence": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
     )
     result: dict[str, t.Any] = {"changed": False, "touched": False, "ended": {}, "containers": [], "kept": [], "error": ""}
     try:
-        logs = look(module.params, Docker(bounded(module.run_command)), result)
+        docker = Docker(bounded(module.run_command))
+        logs = look(module.params, docker, result)
         for name, text in logs.items():
             path = os.path.join(module.params["directory"], f"{name}.log")
             result["kept"].append(path)
             result["changed"] = True
             if not module.check_mode:
                 write_private(path, text)
+        if module.params["evidence"]:
+            result["evidence"] = evidence(module.params, docker, logs)
     except (DockerError, OSError) as exc:
         result["error"] = str(exc)
     module.exit_json(**result)

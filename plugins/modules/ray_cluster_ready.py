@@ -14,6 +14,8 @@ description:
   - Reads Ray's node table from inside the Ray container of the head and compares it with the plan. Every address in O(nodes) must be
     alive under exactly that
     address, with its GPUs, and nobody else.
+  - On the other nodes of the same task, O(watch=true) watches the container of that node meanwhile; its end ends the wait of all within seconds, with
+    the cause from its own log.
   - Fails at once when the container is not running, when a node that is not planned is in the cluster, or when a node offers another
     number of GPUs.
 author:
@@ -87,6 +89,11 @@ options:
       - Seconds between two looks.
     type: float
     default: 0.5
+  watch:
+    description:
+      - Ask nobody. Watch O(container) of this node until the head's part of the task is over, and fail when it ends. For the workers.
+    type: bool
+    default: false
 """
 
 EXAMPLES = r"""
@@ -101,7 +108,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 ready:
-  description: Whether the cluster is as planned. Only in check mode it can be false without a failure.
+  description: Whether the cluster is as planned. Only in check mode, and with O(watch=true), it can be false without a failure.
   returned: always
   type: bool
 nodes:
@@ -215,7 +222,14 @@ class Cluster:
         )
 
     def fail(self, ident: str, found: str, remedy: str, **details: t.Any) -> t.NoReturn:
-        raise Problem(ident, node=self.p["node"], stage="ray", found=found, expected="a running Ray head", remedy=remedy, **details)
+        expected = "its Ray to go on running" if self.p["watch"] else "a running Ray head"
+        raise Problem(ident, node=self.p["node"], stage="ray", found=found, expected=expected, remedy=remedy, **details)
+
+    def watch(self) -> None:
+        """Raise when the container ends. Docker waits for us, so this costs nothing meanwhile."""
+        self.look_at_container()
+        self.run([self.docker.command, "wait", self.p["container"]], timeout=self.p["timeout"])
+        self.look_at_container()
 
     def look(self, left: float) -> None:
         """Ask Ray once."""
@@ -269,6 +283,7 @@ def main() -> None:
             "timeout": {"type": "float", "default": 120},
             "settle": {"type": "float", "default": 2},
             "interval": {"type": "float", "default": 0.5},
+            "watch": {"type": "bool", "default": False},
             "node": {"type": "str", "default": ""},
         },
         supports_check_mode=True,
@@ -284,6 +299,8 @@ def main() -> None:
                 cluster.look(PROBE)
                 if cluster.table.get("nodes"):
                     break
+        elif module.params["watch"]:
+            cluster.watch()
         else:
             cluster.wait()
     except (Problem, DockerError) as exc:

@@ -120,6 +120,10 @@ stopped:
   returned: with O(state=stopped)
   type: list
   elements: dict
+began:
+  description: When the first of it was told to stop, in seconds since 1970 by the node's clock.
+  returned: with O(state=stopped), when something was stopped
+  type: float
 restored:
   description: What was or would be started again.
   returned: with O(state=restored)
@@ -372,6 +376,8 @@ class Service:
             return
         self.result["changed"] = True
         pids = self.node.gpu_pids(items, seen["containers"])
+        if not self.check_mode:
+            self.result["began"] = round(time.time(), 2)
         for item in items:
             self._stop_one(item)
         if not self.check_mode:

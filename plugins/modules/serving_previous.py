@@ -113,6 +113,10 @@ actions:
   returned: always
   type: list
   elements: str
+began:
+  description: When the first running container was told to stop, in seconds since 1970 by the node's clock.
+  returned: with O(state=kept), when one was stopped
+  type: float
 kept:
   description: Whether a previous version is written down on this node now.
   returned: always
@@ -132,6 +136,7 @@ problem:
 """
 
 import json
+import time
 import typing as t
 import urllib.error
 import urllib.request
@@ -252,6 +257,8 @@ class Previous:
             if container is None:
                 continue
             name = self.names[role]
+            if container["running"] and not self.check_mode:
+                self.result.setdefault("began", round(time.time(), 2))
             if self.own.get(role, {}).get("id") == container["id"]:
                 if self.act(f"set container {name} aside"):
                     self.set_aside(role, container)

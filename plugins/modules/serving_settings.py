@@ -97,6 +97,10 @@ recipe:
       another model, and what was C(not_honoured).
   returned: success
   type: dict
+began:
+  description: When the inputs were checked, in seconds since 1970 by the controller's clock.
+  returned: always
+  type: float
 problem:
   description: What is wrong, as C(id), C(node), C(stage), C(found), C(expected) and C(remedy).
   returned: failure

@@ -199,6 +199,10 @@ completion_tokens:
   description: Tokens of the last completion.
   returned: when ready
   type: int
+answered_at:
+  description: When the first completion had come, in seconds since 1970 by the node's clock.
+  returned: when ready
+  type: float
 endpoint:
   description: The path that answered.
   returned: when ready
@@ -448,7 +452,10 @@ class Ready:
             self.state = dict(self.state, endpoint=self.endpoint)
             return self.complete(watch)
         if verdict["verdict"] == "ok":
-            answers = [*self.state["answers"], {"text": verdict["text"], "tokens": verdict["tokens"], "seconds": answer["seconds"]}]
+            answers = [
+                *self.state["answers"],
+                {"text": verdict["text"], "tokens": verdict["tokens"], "seconds": answer["seconds"], "at": round(time.time(), 2)},
+            ]
             now = self.now()
             self.state = dict(self.state, answers=answers, errors_in_row=0, progress_at=now, detail=f"{len(answers)}/{self.wanted}")
             return True
@@ -547,6 +554,7 @@ class Ready:
                 max_model_len=self.model.get("max_model_len"),
                 answer=last["text"],
                 completion_tokens=last["tokens"],
+                answered_at=self.state["answers"][0]["at"] if self.state["answers"] else 0.0,
                 endpoint=self.endpoint,
                 containers=self.state["identity"],
             )

@@ -16,6 +16,8 @@ ROLE = Path(__file__).resolve().parents[2] / "roles" / "rollback"
 
 
 def trusted(value: t.Any) -> t.Any:
+    if isinstance(value, dict):
+        return {key: trusted(item) for key, item in value.items()}
     return trust_as_template(value) if isinstance(value, str) else value
 
 
@@ -98,6 +100,11 @@ def failed(text: str) -> dict[str, t.Any]:
             "What ran before could not be brought back: spark_1: no old service.",
         ),
         (
+            {**CAUSE, **TOUCHED, **RESTORED},
+            {"__rollback_look": {"unreachable": True}},
+            "The old service serves again. spark_2 did not answer, so nothing was brought back there",
+        ),
+        (
             {**CAUSE, **TOUCHED, "vllm_server_proven": True},
             {},
             "The server had given real answers by then and is left as it is.",
@@ -158,3 +165,31 @@ def test_the_cluster_that_is_started_again():
     assert evaluate("__rollback_intact", spark_1={"rollback_removed": HEAD}, spark_2={"rollback_removed": WORKER}) is False
     whole = {"rollback_removed": {**HEAD, "intact": True}}
     assert evaluate("__rollback_intact", spark_1=whole, spark_2={"rollback_removed": {**WORKER, "intact": True}}) is True
+
+
+def test_the_bundle():
+    settings = {"settings": {"rollback": True, "diagnostics_dir": "~/x", "diagnostics_keep": 3}}
+    worker = {"preflight_inputs": settings, "rollback_node": {"node": {"memory": 1}}}
+    documents = evaluate(
+        "rollback_bundle_documents",
+        spark_1={**CAUSE, **TOUCHED, "plan": {"nodes": {"spark_1": {"containers": {"spark-ray": {}}}, "spark_2": {"containers": {}}}}},
+        spark_2=worker,
+    )
+    assert documents["diagnosis"]["causes"] == ["spark_1: vllm: it broke"]
+    assert documents["diagnosis"]["nodes"]["spark_1"]["touched"] is True
+    assert documents["settings"] == {"spark_1": {}, "spark_2": settings["settings"]}
+    assert documents["containers"] == {"spark_1": {"spark-ray": {}}, "spark_2": {}}
+    assert documents["node_info"] == {"spark_1": {}, "spark_2": {"node": {"memory": 1}}}
+
+
+def test_what_a_node_said_last_that_did_not_join_ray():
+    settings = {"preflight_inputs": {"settings": {"fabric_address": "192.168.200.13"}}}
+    look = {
+        "touched": True,
+        "ended": {},
+        "containers": [{"name": "spark-vllm", "last": "no"}, {"name": "spark-ray", "last": "no route to the head"}],
+    }
+    head = {**CAUSE, "rollback_missing": ["192.168.200.13"]}
+    message = evaluate("rollback_message", spark_1=head, spark_2={**settings, "__rollback_look": look})
+    assert message.startswith("spark_1: vllm: it broke. The last lines of spark-ray on spark_2: no route to the head. ")
+    assert "last lines" not in evaluate("rollback_message", spark_1=CAUSE, spark_2={**settings, "__rollback_look": look})

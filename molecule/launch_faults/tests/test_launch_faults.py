@@ -5,10 +5,16 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import subprocess
+import time
 import typing as t
+from pathlib import Path
 
 import pytest
 import spark
+
+SOON = 5.0  # seconds from the kill of a container to the error
 
 
 @contextlib.contextmanager
@@ -22,49 +28,182 @@ def stranger(node: str, *argv: str) -> t.Iterator[None]:
         spark.on(node, "docker", "rm", "-f", "stranger", check=False)
 
 
-def killed(node: str, name: str, log_of: str, line: str) -> t.Callable[[], bool]:
-    """Kill a container when a log on the head has this line."""
+def says(line: str, log_of: str = "spark-vllm") -> bool:
+    """Whether the log of a container on the head has this line."""
+    return line in spark.shell(spark.HEAD, f"docker logs {log_of} 2>&1", check=False)
+
+
+def killed(node: str, name: str, ready: t.Callable[[], bool], kills: list[float]) -> t.Callable[[], bool]:
+    """Kill a container when it is time; ``kills`` then has the moment."""
 
     def look() -> bool:
-        if line not in spark.shell(spark.HEAD, f"docker logs {log_of} 2>&1", check=False):
+        if not ready():
             return False
+        kills.append(time.monotonic())
         spark.on(node, "docker", "kill", name, check=False)
         return True
 
     return look
 
 
-def ended_with(run: spark.Run, *words: str) -> None:
+def failed(run: spark.Run, *words: str, back: str = "The old service serves again.") -> str:
+    """The run ended with one message that has these words; what served before serves, and nothing of ours is left."""
     assert run.rc != 0 and "Traceback" not in run.output
     message = run.message(run.failures[-1], last=True)
-    for word in (*words, "The old service serves again."):
+    for word in (*words, "Remedy: ", back):
         assert word in message, f"{word!r} is not in: {message}"
     spark.old_service_answers(seconds=30)
     spark.nothing_of_ours()
+    return message
 
 
-def test_ray_of_somebody_else_on_our_port() -> None:
-    with stranger(spark.HEAD, "ray", "start", "--head", "--block", "--port=6379", "--include-dashboard=false", "--num-gpus=0"):
-        spark.shell(spark.HEAD, "for i in $(seq 60); do ss -Htln 'sport = :6379' | grep -q . && exit; sleep 0.5; done; exit 1")
-        spark.refused(spark.site(), spark.HEAD, "container stranger", "6379")
+# --- a container is killed, at each stage
 
 
 @pytest.mark.parametrize(
     ("node", "name", "line"),
     [
+        pytest.param(spark.WORKER, "spark-ray", "", id="ray of the worker before the cluster is complete"),
+        pytest.param(spark.HEAD, "spark-ray", "Initializing a V1 LLM engine", id="ray of the head"),
         pytest.param(spark.WORKER, "spark-ray", "Starting to load model", id="ray of the worker in weights"),
         pytest.param(spark.HEAD, "spark-vllm", "Starting to load model", id="server of the head in weights"),
-        pytest.param(spark.HEAD, "spark-ray", "Initializing a V1 LLM engine", id="ray of the head"),
+        pytest.param(spark.WORKER, "spark-ray", "Application startup complete", id="ray of the worker after ready"),
     ],
 )
 def test_a_container_is_killed_while_the_server_starts(node: str, name: str, line: str) -> None:
-    with spark.meanwhile(killed(node, name, "spark-vllm", line)) as when:
+    kills: list[float] = []
+    ready = (lambda: says(line)) if line else (lambda: name in spark.running(node))
+    with spark.meanwhile(killed(node, name, ready, kills)):
+        run = spark.site()
+    assert kills, "it was not killed"
+    failed(run, f"{node}: ", f"found container {name} exited with code 137")
+    assert run.failed_at() - kills[0] <= SOON
+    files = run.bundle
+    for other in spark.NODES:
+        assert "ray" in files[f"{other}/spark-ray.log"].lower()
+        assert {item["Name"] for item in json.loads(files[f"{other}/inspect.json"])} >= {"/spark-ray"}
+        assert [path for path in files if path.startswith(f"{other}/ray/")], f"no log of Ray's processes on {other}"
+    assert json.loads(files["diagnosis.json"])["first_ended"]["container"] == name
+
+
+def test_a_worker_killed_when_all_is_done_is_told_and_mended() -> None:
+    assert spark.site().rc == 0
+    spark.on(spark.WORKER, "docker", "kill", "spark-ray")
+    told = spark.site(playbook="status.yml")
+    assert told.rc == 0 and "spark-2: container spark-ray exited with code 137" in told.text
+    assert spark.site().rc == 0
+    spark.answers()
+
+
+@pytest.fixture
+def old_service() -> None:
+    """As the preparation leaves it: the old service on both nodes, nothing of ours."""
+    subprocess.run(
+        ["ansible-playbook", "-i", str(spark.LAB), str(spark.ROOT / "molecule" / "shared" / "old_service.yml")],
+        cwd=spark.ROOT, env=spark.shell_of_a_person(), stdin=subprocess.DEVNULL, check=True, timeout=120,
+    )  # fmt: skip
+
+
+# --- Ray
+
+
+def test_ray_of_somebody_else_on_our_port(old_service: None) -> None:
+    with stranger(spark.HEAD, "ray", "start", "--head", "--block", "--port=6379", "--include-dashboard=false", "--num-gpus=0"):
+        spark.shell(spark.HEAD, "for i in $(seq 60); do ss -Htln 'sport = :6379' | grep -q . && exit; sleep 0.5; done; exit 1")
+        spark.refused(spark.site(), spark.HEAD, "container stranger", "6379")
+
+
+def test_a_node_that_joins_ray_under_another_address() -> None:
+    """What RAY-01 looks like: Ray knows a node by an address that is not its fabric address."""
+    wrong = "192.0.2.7"
+    join = f"until ray start --address={spark.NODES[spark.HEAD]}:6379 --node-ip-address={wrong} --num-gpus=0 --block; do sleep 0.5; done"
+    spark.shell(spark.WORKER, f"ip address add {wrong}/32 dev lo")
+    try:
+        with stranger(spark.WORKER, "sh", "-c", join):
+            run = spark.site()
+    finally:
+        spark.shell(spark.WORKER, f"ip address del {wrong}/32 dev lo", check=False)
+    failed(
+        run,
+        f"found {wrong} is in the cluster and not in the plan",
+        f"expected exactly {spark.NODES[spark.HEAD]}, {spark.NODES[spark.WORKER]}",
+    )
+
+
+RESERVE = """
+import ray, time
+ray.init(address="auto", log_to_driver=False)
+@ray.remote(num_gpus=1)
+class Holder:
+    def ready(self):
+        return True
+holder = Holder.remote()
+ray.get(holder.ready.remote())
+time.sleep(600)
+"""
+
+
+def test_a_gpu_that_somebody_has_reserved_in_ray() -> None:
+    def reserve() -> bool:
+        if "spark-ray" not in spark.running(spark.HEAD):
+            return False
+        taken = subprocess.run(
+            ["docker", "exec", "-i", f"{spark.NAME}-{spark.HEAD}", "docker", "exec", "-id", "spark-ray", "python3", "-c", RESERVE],
+            stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False,
+        )  # fmt: skip
+        return taken.returncode == 0
+
+    with spark.meanwhile(reserve) as when:
+        run = spark.site(spark_ray_timeout=40)
+    assert when
+    failed(run, "1 GPU of ", " is reserved", "expected every GPU free")
+
+
+# --- image and model
+
+
+def test_an_image_without_ray(old_service: None) -> None:
+    """Refused by the probe, before anything is stopped."""
+    image = spark.settings()["spark_image"]
+    bare = image.rpartition(":")[0] + ":noray"
+    script = f"docker build -q -t {bare} - <<'END'\nFROM {image}\nRUN rm -rf $(python3 -c 'import ray, os; print(os.path.dirname(ray.__file__))')\nEND"
+    spark.shell(spark.HEAD, script, timeout=300)
+    try:
+        run = spark.site(spark_image=bare)
+        spark.refused(run, spark.HEAD, "Ray", "spark_executor: mp")
+    finally:
+        for node in spark.NODES:
+            spark.on(node, "docker", "rmi", "-f", bare, check=False)
+
+
+def test_a_shard_is_missing_on_the_worker() -> None:
+    """Lost after it was verified and before it is read."""
+    cache = "/home/spark/.cache/huggingface/hub"
+
+    def lose() -> bool:
+        if "spark-ray" not in spark.running(spark.WORKER):
+            return False
+        spark.shell(spark.WORKER, f"ls {cache}/models--*/snapshots/*/*.safetensors | tail -n 1 | xargs readlink -f | xargs rm -v")
+        return True
+
+    with spark.meanwhile(lose) as when:
         run = spark.site()
     assert when
-    ended_with(run, f"found container {name} exited with code 137")
+    failed(run, "a file of the model is missing or damaged", ".safetensors")
+    assert spark.site("--tags", "model,sync").rc == 0  # the remedy
 
 
-def test_the_port_is_taken_at_the_last_moment() -> None:
+def test_health_is_fine_and_completions_fail() -> None:
+    """The lab's image has no compiler, and here compilation is on."""
+    env = {key: value for key, value in spark.settings()["spark_env"].items() if key != "TORCHDYNAMO_DISABLE"}
+    run = spark.site(spark_vllm_args=[], spark_env=env)
+    failed(run, "compiler", "--enforce-eager")
+
+
+# --- the connection and the nodes
+
+
+def test_the_port_is_taken_at_the_last_moment(old_service: None) -> None:
     """After the old service was stopped and before the server binds it. Nothing but the server's own log can tell."""
 
     def take() -> bool:
@@ -88,9 +227,57 @@ def test_the_run_after_it_brings_the_old_service_back_or_serves() -> None:
     spark.answers()
 
 
-def test_a_worker_killed_after_ready_is_told_and_mended() -> None:
-    spark.on(spark.WORKER, "docker", "kill", "spark-ray")
-    told = spark.site(playbook="status.yml")
-    assert told.rc == 0 and "spark-2: container spark-ray exited with code 137" in told.text
-    assert spark.site().rc == 0
+def test_the_controller_dies_while_the_server_loads_and_the_next_run_takes_over(old_service: None) -> None:
+    spark.cut_off(lambda: "spark-vllm" in spark.running(spark.HEAD) and says("Initializing a V1 LLM engine"))
+    before = spark.ours()
+    run = spark.site()
+    assert run.rc == 0 and spark.ours() == before
+    spark.answers()
+    assert spark.site().changed == 0
+
+
+def test_ssh_is_cut_for_a_minute_while_the_server_loads(old_service: None) -> None:
+    rule = "INPUT -p tcp --dport 22 -j DROP"
+
+    def cut() -> bool:
+        if not says("Initializing a V1 LLM engine"):
+            return False
+        # Its first process stands still meanwhile: the lab's model would be loaded before the minute is over.
+        spark.on(spark.HEAD, "docker", "kill", "--signal", "STOP", "spark-vllm")
+        with spark.undone(spark.HEAD, f"iptables -I {rule}", f"iptables -D {rule}", seconds=120):
+            time.sleep(60)
+        spark.on(spark.HEAD, "docker", "kill", "--signal", "CONT", "spark-vllm")
+        return True
+
+    with spark.meanwhile(cut) as when:
+        run = spark.site()
+    assert when and run.rc == 0, "the run did not survive the cut"
+    assert "does not answer" in run.text
+    spark.answers()
+
+
+def test_a_node_that_stops_answering(old_service: None, tmp_path: Path) -> None:
+    container = f"{spark.NAME}-{spark.WORKER}"
+
+    def freeze() -> bool:
+        if not says("Starting to load model"):
+            return False
+        subprocess.run(["docker", "pause", container], check=True, timeout=60, capture_output=True)
+        return True
+
+    try:
+        with spark.meanwhile(freeze) as when:
+            run = spark.site(vllm_server_unreachable_grace=20, spark_diagnostics_dir=str(tmp_path / "bundles"))
+    finally:
+        subprocess.run(["docker", "unpause", container], check=False, timeout=60, capture_output=True)
+    assert when and run.rc != 0 and "Traceback" not in run.output
+    message = run.message(run.failures[-1], last=True)
+    for word in ("spark-2: ", "the node did not answer for", "Remedy: ", "The old service serves again.", "spark-2 did not answer"):
+        assert word in message, f"{word!r} is not in: {message}"
+    assert "spark-2 did not answer" in run.bundle["spark-2/NOT-REACHED.txt"]
+    assert "zai-org/GLM-4.7-FP8" in spark.on(spark.HEAD, "curl", "-s", "-m", "5", "http://127.0.0.1:30000/v1/models")
+
+
+def test_the_run_after_it_serves_on_all_nodes() -> None:
+    assert spark.site(new_connections=True).rc == 0
     spark.answers()

@@ -57,8 +57,9 @@ def test_what_an_earlier_run_stopped_comes_back_too() -> None:
     assert spark.on("spark-1", "stat", "-c", "%a %U", f"{spark.STATE}/failed/spark-vllm.log").split() == ["600", "root"]
 
 
-def test_the_ray_container_of_the_worker_dies() -> None:
-    """The server on the head only sees that a node is gone; the message names the container that ended, on the other node."""
+def test_the_ray_container_of_the_worker_dies(tmp_path: Path) -> None:
+    """The server on the head only sees that a node is gone; the message names the container that ended, on the other node. What is needed to
+    understand it lies on the controller."""
 
     def kill() -> bool:
         if "spark-vllm" not in spark.running("spark-1"):
@@ -66,14 +67,22 @@ def test_the_ray_container_of_the_worker_dies() -> None:
         spark.on("spark-2", "docker", "kill", "spark-ray", check=False)
         return True
 
+    hidden = "not-for-others-1"
     with spark.meanwhile(kill) as killed:
-        run = spark.site()
+        run = spark.site(
+            spark_env={**spark.settings()["spark_env"], "LAB_KEY_MATERIAL": hidden}, spark_diagnostics_dir=str(tmp_path / "kept")
+        )
     assert killed and run.rc != 0
     message = last_message(run)
     for word in ("found container spark-ray exited with code 137", "The old service serves again."):
         assert word in message
     assert message.index("spark-2: ") == 0
     old_service_is_back()
+    files = run.bundle
+    assert {"settings.json", "node_info.json", "node_info_before.json", "diagnosis.json", "spark-1/spark-vllm.log"} <= set(files)
+    assert all({f"{node}/spark-ray.log", f"{node}/inspect.json"} <= set(files) for node in spark.NODES)
+    assert "LAB_KEY_MATERIAL" in files["spark-1/inspect.json"] and [name for name, text in files.items() if hidden in text] == []
+    assert files["message.txt"].startswith("spark-2: ")
 
 
 # --- old services of every kind: a unit, a unit of a user, a compose project, a container that removes itself, a server run with docker exec

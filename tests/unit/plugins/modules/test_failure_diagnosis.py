@@ -32,6 +32,8 @@ def run(monkeypatch, capsys, tmp_path):
 
     def run(containers, logs=None, check=False, **arguments):
         def docker(self, argv, **dummy):
+            if "dmesg" in argv:
+                return 0, "[Mon] Out of memory: Killed process 7 (ray::Worker)\n[Mon] usb 1-1: new device\n", ""
             command = argv[argv.index("docker") + 1 :]
             if containers is None:
                 return 1, "", "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?"
@@ -132,3 +134,37 @@ def test_it_never_fails_itself(run, tmp_path):
     (tmp_path / "failed").write_text("a file where a directory should be")
     result = run([container("spark-vllm")])
     assert not result.get("failed") and result["error"]
+
+
+def test_evidence_of_a_node(run, tmp_path):
+    """Also of containers that ended: what ranks and Ray workers wrote lies in the volume."""
+    volume = tmp_path / "volume"
+    logs = volume / "ray" / "session_1" / "logs"
+    logs.mkdir(parents=True)
+    (volume / "ray" / "session_latest").symlink_to("session_1")
+    (logs / "worker-1.out").write_text("rank 1: hf_AbCdEfGhIjKlMn\n")
+    (logs / "raylet.err").write_text("a raylet\n")
+    (volume / "nccl.spark-1.9.log").write_text("NCCL INFO NET/IB\n")
+    ray = container("spark-ray", running=False, code=137)
+    ray["Mounts"] = [{"Source": str(volume), "Destination": "/tmp"}, {"Source": str(tmp_path), "Destination": "/models"}]
+    ray["Config"] = {"Env": ["MY_SECRET=a-long-value"]}
+    result = run([ray], {"spark-ray": ["it has a-long-value"]}, evidence=True)
+    found = result["evidence"]
+    assert sorted(found) == ["inspect.json", "kernel.txt", "nccl.spark-1.9.log", "ray/raylet.err", "ray/worker-1.out", "spark-ray.log"]
+    assert found["ray/worker-1.out"] == "rank 1: (removed)\n"
+    assert "a-long-value" not in json.dumps(found) and "it has (removed)" in found["spark-ray.log"]
+    assert json.loads(found["inspect.json"])[0]["Name"] == "/spark-ray"
+    assert found["kernel.txt"] == "[Mon] Out of memory: Killed process 7 (ray::Worker)\n"
+
+
+def test_no_evidence_unless_asked(run):
+    assert "evidence" not in run([container("spark-ray")])
+    assert "evidence" not in run(None, evidence=True)  # Docker does not answer
+
+
+def test_the_ends_of_a_long_file(tmp_path):
+    path = tmp_path / "log"
+    path.write_text("begin\n" + "x" * 3_000_000 + "\nend\n")
+    text = module.ends_of(str(path))
+    assert text.startswith("begin") and text.endswith("end\n") and "bytes left out" in text and len(text) < 1_200_000
+    assert "cannot be read" in module.ends_of(str(tmp_path / "none"))

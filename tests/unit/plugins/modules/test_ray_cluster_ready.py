@@ -25,6 +25,7 @@ class FakeRun:
     def __init__(self, tables, running=(True,), log="", code=1):
         self.tables, self.running, self.log, self.code = list(tables), list(running), log, code
         self.execs = []
+        self.waits = []
 
     @staticmethod
     def next(items):
@@ -36,6 +37,9 @@ class FakeRun:
             return 0, "\n" + _ray.MARK + json.dumps(self.next(self.tables)) + "\n", ""
         if argv[1] == "logs":
             return 0, self.log, ""
+        if argv[1] == "wait":
+            self.waits.append(timeout)
+            return 0, "137\n", ""
         state = self.next(self.running)
         if state is None:
             return 1, "[]", "Error: No such container: spark-ray"
@@ -63,6 +67,7 @@ def params(**more):
         "settle": 0,
         "interval": 0.01,
         "node": "spark-1",
+        "watch": False,
         **more,
     }
 
@@ -165,3 +170,25 @@ def test_module(monkeypatch, run, check, ready, failed):
     assert ready or result["reasons"]
     if ready:
         assert result["ray_version"] == "2.60.0" and [n["address"] for n in result["nodes"]] == PLAN["nodes"]
+
+
+def test_the_watch_of_a_worker_says_how_its_container_ended():
+    run = FakeRun([], running=[True, False], log="hello\nraylet: it broke\n", code=137)
+    with pytest.raises(Problem) as caught:
+        ray_cluster_ready.Cluster(params(node="spark-2", watch=True, timeout=7), run).watch()
+    for word in ("spark-2: ray: found container spark-ray exited with code 137", "raylet: it broke", "expected its Ray to go on running"):
+        assert word in caught.value.msg
+    assert run.waits == [7] and run.execs == []
+
+
+def test_the_watch_of_a_worker_is_bounded():
+    run = FakeRun([], running=[True])
+    ray_cluster_ready.Cluster(params(watch=True), run).watch()
+    assert run.waits == [5]
+
+
+def test_a_container_that_was_gone_before_the_watch_began():
+    run = FakeRun([], running=[None])
+    with pytest.raises(Problem, match="container spark-ray is not there"):
+        ray_cluster_ready.Cluster(params(watch=True), run).watch()
+    assert run.waits == []

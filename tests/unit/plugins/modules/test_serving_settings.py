@@ -25,7 +25,7 @@ def test_documented_are_the_arguments_that_are_read():
 
 def test_documented_are_the_results():
     source = inspect.getsource(action)
-    assert set(RESULTS) == {"settings", "gang", "peers", "recipe", "topology", "problem"}
+    assert set(RESULTS) == {"settings", "gang", "peers", "recipe", "topology", "began", "problem"}
     assert "settings=_settings.resolve(settings), gang=gang, peers=peers, recipe=self._report" in source
 
 
