@@ -50,7 +50,8 @@ def xet_get(*, incomplete_path, xet_file_data, **rest):
 file_download.xet_get = xet_get
 what, repo = sys.argv[1:]
 if what == "download":
-    print(json.dumps(huggingface_hub.snapshot_download(repo)))
+    # One by one: two threads that make the shared store at the same time may leave the blob of one of them outside.
+    print(json.dumps(huggingface_hub.snapshot_download(repo, max_workers=1)))
 elif what == "offline":
     print(json.dumps(huggingface_hub.snapshot_download(repo, local_files_only=True)))
 else:
