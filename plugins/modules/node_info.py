@@ -225,7 +225,8 @@ node:
       returned: always
     boot:
       description:
-        - The unit for the boot (see M(dgxspark.serving.boot_unit)), as C(files), a digest of its files, C(enabled) and C(state).
+        - The unit for the boot (see M(dgxspark.serving.boot_unit)), as C(files), a digest of its files, C(enabled), C(state) and C(text), how far it says
+          that it is.
       type: dict
       returned: always
     snapshot:
@@ -384,7 +385,10 @@ def main() -> None:
         "snapshot": None,
     }
     node.update(collect(host, image=params["image"], paths=params["paths"], units=[*params["units"], UNIT_NAME]))
-    node["boot"] = state_of(read_file, os.path.islink, node["unit_states"].pop(UNIT_NAME, "unknown"))
+    node["boot"] = {**state_of(read_file, os.path.islink, node["unit_states"].pop(UNIT_NAME, "unknown")), "text": ""}
+    if node["boot"]["state"] not in ("not-found", "unknown"):
+        rc, out, dummy = host.run(["systemctl", "show", "--no-pager", "--property=StatusText", "--value", "--", UNIT_NAME])
+        node["boot"]["text"] = out.strip() if rc == 0 else ""
     model = params["model"]
     if model:
         patterns = None if model["exclude"] is None else {"allow": [], "ignore": sorted(model["exclude"])}
