@@ -16,7 +16,7 @@ description:
     C(ansible.builtin.debug) tasks. A stage is a role that the play imports, or the play where it imports none.
   - A failed task is told in one line when it happens. When the play has ended, after the recap, every failure comes once more with all that is known of it.
   - With C(-v) and more everything is shown as P(ansible.builtin.default#callback) does, and the errors come once more at the end.
-  - Colours are used on a terminal only, and never with the environment variable E(NO_COLOR).
+  - Colours are used on a terminal only, and never when the environment variable C(NO_COLOR) is set.
 extends_documentation_fragment:
   - default_callback
   - result_format_callback
