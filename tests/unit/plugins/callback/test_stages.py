@@ -265,6 +265,27 @@ def test_verbose_shows_all(run, level):
     assert "to stdout" in errors
 
 
+@pytest.mark.parametrize("level", [(), ("-v",)])
+def test_ignored_items_are_no_errors_at_the_end(run, level):
+    play = """
+- name: Look
+  hosts: all
+  gather_facts: false
+  tasks:
+    - name: May be missing
+      ansible.builtin.fail: {msg: "{{ item }}"}
+      loop: [first, second]
+      ignore_errors: "{{ true }}"
+    - name: Must be there
+      ansible.builtin.fail: {msg: it is not}
+"""
+    code, output = run(play, *level, hosts=ONE)
+    assert code == 2
+    errors = output.partition("\nERROR ")[2]
+    assert "it is not" in errors
+    assert "TASK [May be missing]" not in errors and "(item=first)" not in errors
+
+
 def test_stages_are_the_imported_roles(run, tmp_path):
     for name in ("one", "two"):
         (tmp_path / "roles" / name / "tasks").mkdir(parents=True)
