@@ -10,11 +10,16 @@ MAKEFLAGS += --no-print-directory
 # `make lab NODES=3` and `NODES=3 make lab` are the same.
 export NODES
 
-.PHONY: help setup demo lab lab-down lab-status test test-faults lint unit sanity artifact molecule bench bench-sync format clean
+.PHONY: help setup demo lab lab-down lab-status test test-faults test-matrix test-package lint unit sanity artifact molecule importer environment docs \
+	bench bench-sync format clean
 
 help: ## this list
 	@echo "make <target>:"
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  \1\t/p' Makefile | expand -t 16
+	@echo
+	@echo "ansible-playbook playbooks/<name>.yml -i inventory/sparks:"
+	@awk 'FNR == 1 { told = 0 } /^# / && !/Copyright|SPDX/ && !told { told = 1; sub(/^# /, ""); sub(/\. .*|[;:] .*|\.$$/, ""); \
+		name = FILENAME; gsub(/playbooks\/|\.yml/, "", name); printf "  %s\t%s\n", name, $$0 }' playbooks/*.yml | expand -t 16
 
 demo: ## from nothing to an answer: the lab, playbooks/site.yml on it, a question to the model
 	@lab/demo
@@ -28,7 +33,7 @@ lab-down: ## remove them, and nothing else
 lab-status: ## what is up
 	@lab/lab status || [ $$? -eq 3 ]
 
-test: ## everything below: lint, unit, sanity, artifact, molecule
+test: ## all checks of a change: lint, unit, sanity, artifact, molecule
 	@scripts/ci
 
 lint: ## static checks: ruff, mypy, yamllint, ansible-lint
@@ -48,6 +53,21 @@ molecule: ## every scenario on the lab
 
 test-faults: ## the scenarios with faults that take long (molecule/*_faults), which `make test` leaves out
 	@scripts/molecule --faults
+
+test-matrix: ## sanity and unit tests with every supported ansible-core; needs Python 3.12 or newer, too
+	@scripts/matrix
+
+test-package: ## what is published: importer, environment and docs, with a sum like that of `make test`
+	@scripts/ci importer environment docs
+
+importer: ## what Galaxy does with an upload (galaxy-importer)
+	@scripts/importer
+
+environment: ## the execution environment, as far as it can be checked without building it
+	@scripts/environment
+
+docs: ## the documentation as a site, in .cache/docs/html
+	@scripts/docs
 
 bench: ## how long things take on the lab
 	@lab/bench

@@ -1,15 +1,13 @@
 # Copyright (c) 2026 dgxspark.serving contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Second half of lab/demo: runs site.yml on the lab, times its stages, asks the model a question."""
+"""Second half of lab/demo: runs site.yml on the lab, asks the model a question."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 
@@ -18,40 +16,11 @@ API = f"http://127.0.0.1:{os.environ.get('SPARKLAB_API_PORT') or 30000}"
 QUESTION = "What is served here?"
 
 
-class Stages:
-    """Durations of the roles, told apart by the lines that ansible-playbook prints."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._current, self._since = "start", time.monotonic()
-
-    def line(self, text: str) -> None:
-        found = re.match(r"(?:TASK|RUNNING HANDLER) \[dgxspark\.serving\.(\w+) :", text)
-        if found and found[1] != self._current:
-            self.close()
-            self._current = found[1]
-
-    def close(self) -> None:
-        now = time.monotonic()
-        self.seconds[self._current] = self.seconds.get(self._current, 0.0) + now - self._since
-        self._since = now
-
-    def table(self) -> str:
-        rows = [f"  {name:<16}{seconds:>7.1f} s" for name, seconds in self.seconds.items()]
-        return "\n".join([*rows, f"  {'all':<16}{sum(self.seconds.values()):>7.1f} s"])
-
-
-def play(stages: Stages) -> int:
+def play() -> int:
     command = ["ansible-playbook", str(ROOT / "playbooks" / "site.yml"), "-i", str(ROOT / "inventory" / "lab")]
     print("+", " ".join(command), flush=True)
-    colour = {"ANSIBLE_FORCE_COLOR": "1"} if sys.stdout.isatty() and "NO_COLOR" not in os.environ else {}
-    environment = {**os.environ, **colour, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT) as process:
-        for text in process.stdout or ():
-            sys.stdout.write(text)
-            sys.stdout.flush()
-            stages.line(re.sub(r"\x1b\[[0-9;]*m", "", text))
-        return process.wait()
+    environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
+    return subprocess.run(command, check=False, env=environment, cwd=ROOT).returncode
 
 
 def ask() -> str:
@@ -67,9 +36,7 @@ def ask() -> str:
 
 
 def main() -> int:
-    stages = Stages()
-    status = play(stages)
-    stages.close()
+    status = play()
     if status:
         return status
     answer = ask()
@@ -77,8 +44,7 @@ def main() -> int:
     print(f"Question:  {QUESTION}")
     print(f"Answer:    {answer}")
     print("           The lab's model is random: its words mean nothing, but both nodes computed every token.")
-    print(f"\nStages:\n{stages.table()}\n")
-    print("The lab stays up: 'make lab-status' shows it, 'make lab-down' removes it.")
+    print("\nThe lab stays up: 'make lab-status' shows it, 'make lab-down' removes it.")
     return 0
 
 

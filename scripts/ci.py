@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Runs the stages of ``make test`` one after the other and sums up what they counted.
 
-``scripts/ci`` runs all of them, ``scripts/ci lint unit`` only those. A stage is a script of this directory whose last line of output is
-``N passed, M failed``. Every stage runs, also after a failure, and has a limit in time. The last line here is the sum.
+``scripts/ci`` runs all of ``STAGES``, ``scripts/ci lint docs`` only those, which may be of ``EXTRA``. A stage is a script of this directory whose last line
+of output is ``N passed, M failed``. Every stage runs, also after a failure, and has a limit in time. The last line here is the sum.
 """
 
 from __future__ import annotations
@@ -29,6 +29,13 @@ STAGES: dict[str, tuple[str, int]] = {
     "sanity": ("ansible-test sanity", 1200),
     "artifact": ("build, install elsewhere, use by name", 300),
     "molecule": ("every scenario on the simulated Sparks", 3300),
+}
+# Only when they are named: what a release needs beside the others. Their tools are installed when they run first.
+EXTRA: dict[str, tuple[str, int]] = {
+    "importer": ("galaxy-importer on the built collection", 900),
+    "environment": ("execution environment", 300),
+    "docs": ("the site of the documentation", 600),
+    "matrix": ("sanity and unit tests with every ansible-core", 5400),
 }
 # A sign of life after so many silent seconds.
 SILENCE = 30
@@ -100,7 +107,7 @@ def follow(stage: str, limit: int, process: subprocess.Popen[str], log: t.TextIO
 
 
 def run(stage: str) -> Outcome:
-    purpose, limit = STAGES[stage]
+    purpose, limit = {**STAGES, **EXTRA}[stage]
     print(f"\n=== {stage}: {purpose}", flush=True)
     start = time.monotonic()
     with open(LOGS / f"{stage}.log", "w", encoding="utf-8") as log:
@@ -134,19 +141,19 @@ def run(stage: str) -> Outcome:
 
 
 def table(outcomes: list[Outcome]) -> str:
-    rows = [f"{'stage':<10} {'passed':>7} {'failed':>7} {'time':>13}"]
-    rows += [f"{o.stage:<10} {o.passed:>7} {o.failed:>7} {span(o.seconds):>13}  {o.note}".rstrip() for o in outcomes]
+    rows = [f"{'stage':<11} {'passed':>7} {'failed':>7} {'time':>13}"]
+    rows += [f"{o.stage:<11} {o.passed:>7} {o.failed:>7} {span(o.seconds):>13}  {o.note}".rstrip() for o in outcomes]
     passed, failed = sum(o.passed for o in outcomes), sum(o.failed for o in outcomes)
-    return "\n".join([*rows, f"{'all':<10} {passed:>7} {failed:>7} {span(sum(o.seconds for o in outcomes)):>13}"])
+    return "\n".join([*rows, f"{'all':<11} {passed:>7} {failed:>7} {span(sum(o.seconds for o in outcomes)):>13}"])
 
 
 def main(arguments: list[str]) -> int:
-    unknown = sorted(set(arguments) - set(STAGES))
+    unknown = sorted(set(arguments) - set(STAGES) - set(EXTRA))
     if unknown:
-        print(f"scripts/ci: no stage {', '.join(unknown)}; there are: {', '.join(STAGES)}", file=sys.stderr)
+        print(f"scripts/ci: no stage {', '.join(unknown)}; there are: {', '.join([*STAGES, *EXTRA])}", file=sys.stderr)
         return 2
     LOGS.mkdir(parents=True, exist_ok=True)
-    outcomes = [run(stage) for stage in STAGES if not arguments or stage in arguments]
+    outcomes = [run(stage) for stage in [*STAGES, *EXTRA] if stage in (arguments or STAGES)]
     passed, failed = sum(o.passed for o in outcomes), sum(o.failed for o in outcomes)
     last = f"{passed} passed, {failed} failed"
     (LOGS / "result").write_text(last + "\n", encoding="utf-8")

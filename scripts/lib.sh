@@ -5,7 +5,8 @@
 # shellcheck shell=bash
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
-VENV="$ROOT/.venv"
+# scripts/matrix sets SPARK_VENV: an environment of its own for another ansible-core.
+VENV="${SPARK_VENV:-$ROOT/.venv}"
 CACHE="$ROOT/.cache"
 export ROOT VENV CACHE
 # Compiled once, but not into the tree.
@@ -58,4 +59,19 @@ copy_of_checkout() {
     files_of_checkout | tar -C "$ROOT" --no-recursion --null --files-from=- -cf - | tar -C "$target" -xf -
     git -C "$target" init -q
     git -C "$target" add -A
+}
+
+# tools NAME [PYTHON]: sets TOOLS to the virtual environment with what scripts/tools/NAME.txt pins; made anew when that file or the Python has changed. For
+# tools that only one script needs: scripts/setup does not install them.
+tools() {
+    local name="$1" python="${2:-$VENV/bin/python}" pins="$ROOT/scripts/tools/$1.txt" hash start=$SECONDS
+    TOOLS="$CACHE/tools/$name"
+    hash="$(cat "$pins" "$ROOT/scripts/constraints.txt" <("$python" -c 'import sys; print(sys.base_prefix, sys.version)') <(printf '%s' "$ROOT") | sha256sum | cut -d' ' -f1)"
+    if [ -f "$TOOLS/.stamp" ] && [ "$(cat "$TOOLS/.stamp")" = "$hash" ]; then return; fi
+    say "tools: installing scripts/tools/$name.txt into ${TOOLS#"$ROOT"/} with $("$python" --version)"
+    rm -rf "$TOOLS"
+    "$python" -m venv "$TOOLS"
+    "$TOOLS/bin/python" -m pip install -qq --disable-pip-version-check --no-compile --no-input --requirement "$pins" </dev/null
+    printf '%s' "$hash" >"$TOOLS/.stamp"
+    say "tools: done in $((SECONDS - start)) s"
 }

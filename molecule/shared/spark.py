@@ -96,7 +96,8 @@ def given(variables: dict[str, t.Any]) -> list[str]:
 
 def shell_of_a_person() -> dict[str, str]:
     environ = {key: value for key, value in os.environ.items() if not key.startswith(("ANSIBLE_", "MOLECULE_"))}
-    return {**environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    settings = {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1", "ANSIBLE_STDOUT_CALLBACK": "default"}
+    return {**environ, **settings, "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def site(

@@ -171,8 +171,17 @@ def unreachable_row(name: str, head: bool, address: str, error: str) -> dict[str
         "memory": None,
         "image": None,
         "docker_error": "",
+        "boot": None,
         "server": None,
     }
+
+
+def boot_of(found: t.Mapping[str, t.Any]) -> dict[str, t.Any] | None:
+    """{state, text} of the unit for the boot: ``off``, ``on``, ``starting``, ``failed`` or, enabled and not running, ``idle``; None: not known."""
+    if found.get("state", "unknown") == "unknown":
+        return None
+    state = {"active": "on", "activating": "starting", "failed": "failed"}.get(found["state"], "idle" if found.get("enabled") else "off")
+    return {"state": "off" if state == "on" and not found.get("enabled") else state, "text": str(found.get("text") or "")}
 
 
 def node_row(
@@ -217,6 +226,7 @@ def node_row(
         "memory": {"total": memory["total"], "available": memory["available"], "used": max(0, memory["total"] - memory["available"])},
         "image": _image(containers, node.get("image") or {}),
         "docker_error": (node.get("docker") or {}).get("error") or "",
+        "boot": boot_of(node.get("boot") or {}),
         "server": dict(server) if server else None,
     }
 
@@ -367,6 +377,25 @@ def beside_lines(found: t.Sequence[t.Mapping[str, t.Any]]) -> list[str]:
     return lines
 
 
+# What the unit for the boot says when there is nothing to say about it.
+QUIET = ("serves", "is part of the gang", "stands by")
+
+
+def boot_notes(rows: t.Sequence[t.Mapping[str, t.Any]], healthy: bool) -> list[str]:
+    """What a person should know of the units for the boot."""
+    units = [(row["node"], row["boot"]) for row in rows if row["boot"]]
+    told = []
+    for name, unit in units:
+        if unit["state"] == "failed":
+            told.append(f"{name}: the unit for the boot has failed: {unit['text'] or 'see systemctl status dgxspark-serving there'}")
+        elif unit["state"] in ("on", "starting") and not healthy and unit["text"] and not unit["text"].startswith(QUIET):
+            told.append(f"{name}: after the boot: {unit['text']}")
+    without = [name for name, unit in units if unit["state"] == "off"]
+    if without and len(without) < len(units):
+        told.append(f"{', '.join(without)}: no unit for the boot, so nothing starts there after a power cut (site.yml --tags boot)")
+    return told
+
+
 def document(rows: t.Sequence[t.Mapping[str, t.Any]], settings: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
     """Everything that is known, for machines; ``table`` makes it readable. The head is the first row."""
     head = next(row for row in rows if row["role"] == "head")
@@ -388,6 +417,7 @@ def document(rows: t.Sequence[t.Mapping[str, t.Any]], settings: t.Mapping[str, t
         )
     elif server is None and any(row["records"] for row in rows):
         notes.append("an old service was stopped here and is written down (teardown.yml -e spark_restore_old=true starts it)")
+    notes += boot_notes(rows, bool(found.get("healthy")))
     return {
         "state": state,
         "text": text,
@@ -476,10 +506,11 @@ def _cells(row: t.Mapping[str, t.Any]) -> list[str]:
         duration(running[0] if running else None),
         memory(row["memory"]),
         _image_cell(row["image"]),
+        row["boot"]["state"].upper() if row["boot"] and row["boot"]["state"] == "failed" else (row["boot"] or {}).get("state", "-"),
     ]
 
 
-HEADINGS = ["NODE", "ROLE", "FABRIC", "RAILS", "RAY", "CONTAINERS", "SINCE", "MEMORY USED", "IMAGE"]
+HEADINGS = ["NODE", "ROLE", "FABRIC", "RAILS", "RAY", "CONTAINERS", "SINCE", "MEMORY USED", "IMAGE", "BOOT"]
 
 
 def columns(lines: t.Sequence[t.Sequence[str]]) -> list[str]:

@@ -249,7 +249,8 @@ node:
       returned: always
     boot:
       description:
-        - The unit for the boot (see M(dgxspark.serving.boot_unit)), as C(files), a digest of its files, C(enabled) and C(state).
+        - The unit for the boot (see M(dgxspark.serving.boot_unit)), as C(files), a digest of its files, C(enabled), C(state) and C(text), how far it says
+          that it is.
       type: dict
       returned: always
     snapshot:
@@ -410,7 +411,11 @@ def main() -> None:
         "snapshot": None,
     }
     node.update(collect(host, image=params["image"], paths=params["paths"], units=[*params["units"], unit]))
-    node["boot"] = state_of(read_file, os.path.islink, node["unit_states"].pop(unit, "unknown"), params["service"])
+    boot = state_of(read_file, os.path.islink, node["unit_states"].pop(unit, "unknown"), params["service"])
+    node["boot"] = {**boot, "text": ""}
+    if boot["state"] not in ("not-found", "unknown"):
+        rc, out, dummy = host.run(["systemctl", "show", "--no-pager", "--property=StatusText", "--value", "--", unit])
+        node["boot"]["text"] = out.strip() if rc == 0 else ""
     model = params["model"]
     if model:
         patterns = None if model["exclude"] is None else {"allow": [], "ignore": sorted(model["exclude"])}

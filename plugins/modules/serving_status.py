@@ -87,7 +87,8 @@ status:
   description:
     - The document, with C(state) (V(serving), V(loading), V(degraded), V(not_answering), V(failed), V(ray_only), V(old_service), V(stopped) or
       V(unknown)), C(text), C(model), C(revision), C(endpoint), C(since), C(ray) (C(alive), C(planned)), C(load) (C(running), C(waiting),
-      C(tokens_per_second)), C(nodes), C(problems) and C(notes).
+      C(tokens_per_second)), C(nodes), C(problems) and C(notes). C(boot) of a node has C(state) (V(on), V(off), V(starting), V(failed), V(idle)) and C(text)
+      of the unit for the boot.
   returned: with O(rows)
   type: dict
 """

@@ -148,7 +148,7 @@ def test_utilities_say_what_they_are() -> None:
 
 def test_plugins_have_unit_tests() -> None:
     missing = []
-    for kind in ("module_utils", "plugin_utils", "modules", "action"):
+    for kind in ("module_utils", "plugin_utils", "modules", "action", "callback"):
         for path in sorted((ROOT / "plugins" / kind).glob("*.py")):
             if not any((ROOT / "tests" / "unit" / "plugins" / kind).glob(f"test_{path.stem}*.py")):
                 missing.append(f"{kind}/{path.name}")

@@ -42,8 +42,13 @@ def ours(name, **more):
     return gang.container(name, **{"labels": known, "image_id": "sha256:1", "exit_code": 0, **more})
 
 
+def unit(state="active", enabled=True, text="serves"):
+    return {"files": "0" * 64, "enabled": enabled, "state": state, "text": text}
+
+
 def row(name, containers=(), server=None, settings=None, **more):
     facts = gang.node(time=NOW, memory=memory(), containers=list(containers), **more)
+    facts.setdefault("boot", unit())
     address = gang.ADDRESSES[name]
     return _status.node_row(
         name, name == "spark-1", address, settings or gang.settings(), facts, gang.fabric(address, rdma=True), server=server
@@ -281,6 +286,60 @@ def test_every_state_has_a_case():
     assert set(_status.STATES) == {state for dummy, state, dummy, dummy in CASES.values()}
 
 
+# --- the unit for the boot
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (unit(), "on"),
+        (unit("activating", text="waits: the gang is not complete"), "starting"),
+        (unit("failed", text="down: no worker"), "failed"),
+        (unit("failed", enabled=False), "failed"),
+        (unit("inactive"), "idle"),
+        (unit("inactive", enabled=False), "off"),
+        (unit("not-found", enabled=False), "off"),
+        (unit("active", enabled=False), "off"),  # runs now, and not after the next boot
+        (unit("unknown"), None),
+        ({}, None),
+    ],
+)
+def test_the_unit_for_the_boot(found, expected):
+    assert (_status.boot_of(found) or {}).get("state") == expected
+
+
+WAITS = "waits: the gang is not complete: 192.168.200.13 is not in the cluster (60 of 1800 s)"
+REASON = "down: the gang was not complete within 1800 s"
+
+
+@pytest.mark.parametrize(
+    ("units", "server", "cells", "notes"),
+    [
+        ((unit(), unit(text="is part of the gang")), HEALTHY, ["on", "on"], []),
+        ((unit("not-found", False), unit("not-found", False)), HEALTHY, ["off", "off"], []),
+        ((unit(), unit("not-found", False)), HEALTHY, ["on", "off"], ["spark-2: no unit for the boot"]),
+        ((unit("failed", text=REASON), unit()), HEALTHY, ["FAILED", "on"], [f"spark-1: the unit for the boot has failed: {REASON}"]),
+        ((unit("failed", text=""), unit()), HEALTHY, ["FAILED", "on"], ["spark-1: the unit for the boot has failed: see systemctl status"]),
+        ((unit("activating", text=WAITS), unit()), LOADING, ["starting", "on"], [f"spark-1: after the boot: {WAITS}"]),
+        ((unit(text=WAITS), unit()), LOADING, ["on", "on"], [f"spark-1: after the boot: {WAITS}"]),
+        ((unit(text=WAITS), unit()), HEALTHY, ["on", "on"], []),
+        ((unit(text="stands by: no spark-vllm of this definition on this node"), unit()), LOADING, ["on", "on"], []),
+        (({}, unit()), HEALTHY, ["-", "on"], []),
+    ],
+)
+def test_what_status_tells_of_the_units_for_the_boot(units, server, cells, notes):
+    rows = [
+        row("spark-1", [ours("spark-vllm"), ours("spark-ray")], server, boot=units[0]),
+        row("spark-2", [ours("spark-ray")], boot=units[1]),
+    ]
+    found = document(rows)
+    lines = _status.table(found).splitlines()
+    assert [text.split()[-1] for text in lines if text.startswith("spark-")] == cells
+    assert len(found["notes"]) == len(notes)
+    assert [note for note, begin in zip(found["notes"], notes, strict=True) if not note.startswith(begin)] == []
+    assert found["state"] in ("serving", "loading")  # a unit alone makes no other state
+
+
 def test_the_document_of_a_server():
     found = document(pair(server=HEALTHY))
     assert found["endpoint"] == "http://10.1.230.180:30000/v1"
@@ -299,9 +358,9 @@ def test_the_table_of_a_server():
         "Requests  2 running, 3 waiting; 35.5 tokens/s (prompts 0 tokens/s)",
         "Ray       alive 2/2",
         "",
-        "NODE     ROLE    FABRIC          RAILS   RAY    CONTAINERS            SINCE       MEMORY USED      IMAGE",
-        "spark-1  head    192.168.200.12  1 RDMA  alive  spark-vllm spark-ray  1 h 00 min  100.0/120.0 GiB  5f5f5f5f5f5f",
-        "spark-2  worker  192.168.200.13  1 RDMA  alive  spark-ray             1 h 00 min  100.0/120.0 GiB  5f5f5f5f5f5f",
+        "NODE     ROLE    FABRIC          RAILS   RAY    CONTAINERS            SINCE       MEMORY USED      IMAGE         BOOT",
+        "spark-1  head    192.168.200.12  1 RDMA  alive  spark-vllm spark-ray  1 h 00 min  100.0/120.0 GiB  5f5f5f5f5f5f  on",
+        "spark-2  worker  192.168.200.13  1 RDMA  alive  spark-ray             1 h 00 min  100.0/120.0 GiB  5f5f5f5f5f5f  on",
     ]
 
 
