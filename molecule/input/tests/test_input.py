@@ -132,7 +132,7 @@ class TestGate:
     def container(self, node: str, *arguments: str) -> t.Iterator[None]:
         """A container of somebody, of the image of the old service."""
         image = spark.inspect(node, spark.OLD)[0]["Config"]["Image"]
-        command = " ".join(["docker", "run", "-d", "--name", "comfyui", "--entrypoint", "sleep", *arguments, image, "900"])
+        command = " ".join(["docker", "run", "-d", "--name", "comfyui", "--network", "host", *arguments, image, "/bin/sleep", "900"])
         with spark.undone(node, command, "docker rm -f comfyui || true"):
             yield
 
@@ -213,9 +213,7 @@ class TestGate:
         unit = "/etc/systemd/system/llama.service"
         text = "[Service]\nExecStart=/usr/local/bin/llama-server --port 8081\n[Install]\nWantedBy=multi-user.target\n"
         begin = f"printf {json.dumps(text)} >{unit}; systemctl enable -q llama.service; "
-        begin += (
-            f"docker create --name comfyui --gpus all --restart always $(docker inspect -f '{{{{.Config.Image}}}}' {spark.OLD}) >/dev/null"
-        )
+        begin += f"docker create --name comfyui --gpus all --restart always $(docker inspect -f '{{{{.Config.Image}}}}' {spark.OLD}) /bin/sleep 900 >/dev/null"
         with spark.undone("spark-2", begin, f"systemctl disable -q llama.service; rm -f {unit}; docker rm -f comfyui"):
             run = spark.site("--tags", "preflight")
             refused = spark.site(spark_gate={"autostart": "error", "restart_policy": "ignore"})
