@@ -294,6 +294,8 @@ def node_claims(settings: dict[str, t.Any], member: dict[str, t.Any]) -> list[di
 def port_spans(settings: dict[str, t.Any], head: bool) -> list[tuple[int, int]]:
     """The ports that this service uses on a node, as (first, last)."""
     single = [*([settings["api_port"]] if head else []), *ray_ports(settings, head), *mp_ports(settings, head)]
+    if settings["executor"] == "mp" and not head:  # that of the unit for the boot
+        single.append(settings["mp_port"])
     return [*((port, port) for port in single), *([ray_worker_ports(settings)] if settings["executor"] == "ray" else [])]
 
 

@@ -89,8 +89,10 @@ def ports(role: str, arguments: t.Sequence[str]) -> list[tuple[int, int]]:
             found.append((int(first), int(last)))
         return found
     flags = [] if "--headless" in arguments else ["--port"]
+    if value(arguments, "--node-rank"):  # on the head vLLM's, on the others that of the unit for the boot
+        flags.append("--master-port")
     if value(arguments, "--node-rank") == "0":
-        flags += ["--master-port", "--data-parallel-rpc-port"]
+        flags.append("--data-parallel-rpc-port")
     for flag in flags:
         number = value(arguments, flag)
         if number.isdigit():

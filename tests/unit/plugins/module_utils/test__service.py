@@ -200,7 +200,7 @@ def test_ports_of_a_command_line():
         (30000, 30000),
         (29501, 29501),
     ]
-    assert (
-        _service.ports("spark-vllm", ["serve", "/m", "--port", "30000", "--node-rank", "1", "--master-port", "29501", "--headless"]) == []
-    )
+    assert _service.ports("spark-vllm", ["serve", "/m", "--port", "30000", "--node-rank", "1", "--master-port", "29501", "--headless"]) == [
+        (29501, 29501)
+    ]
     assert _service.ports("spark-ray", ["start", "--address=1.2.3.4:6379", "--node-manager-port=6380"]) == [(6380, 6380)]
