@@ -15,6 +15,7 @@ description:
   - Shows of a play what a person wants to see while it runs, which is the stage, what changed, warnings, the progress of long tasks, and the messages of
     C(ansible.builtin.debug) tasks. A stage is a role that the play imports, or the play where it imports none.
   - A failed task is told in one line when it happens. When the play has ended, after the recap, every failure comes once more with all that is known of it.
+  - The recap is left out where one stage ran and nothing changed and nothing failed.
   - With C(-v) and more everything is shown as P(ansible.builtin.default#callback) does, and the errors come once more at the end.
   - Colours are used on a terminal only, and never when the environment variable C(NO_COLOR) is set.
 extends_documentation_fragment:
@@ -269,7 +270,8 @@ class CallbackModule(Default):
         text = _stages.message(result.host.get_name(), result.result)
         if text is None:
             self._clean_results(result.result, result.task.action)
-            text = f"{result.host.get_name()}:{self._dump_results(result.result)}"
+            found = result.result.get("msg")
+            text = f"{result.host.get_name()}:{self._dump_results(found if isinstance(found, dict) else result.result)}"
         self._say(text)
 
     def v2_runner_item_on_ok(self, result: t.Any) -> None:
@@ -397,7 +399,9 @@ class CallbackModule(Default):
         if self._stages > 1:
             seconds = time.monotonic() - self._all_begun
             self._say(f"All stages: {_stages.closing(seconds, self._all_changed, failed, self._check)}")
-        super().v2_playbook_on_stats(stats)
+        # One play that only looked has said what it has to say; a play of several stages has its recap, which others read, too.
+        if self._all or failed or self._stages != 1 or self._all_changed or stats.custom:
+            super().v2_playbook_on_stats(stats)
         if not failed:  # all that failed was rescued
             self._failures = []
         self._errors()
