@@ -10,7 +10,7 @@ MAKEFLAGS += --no-print-directory
 # `make lab NODES=3` and `NODES=3 make lab` are the same.
 export NODES
 
-.PHONY: help setup demo lab lab-down lab-status test test-faults lint unit sanity artifact molecule bench bench-sync format clean
+.PHONY: help setup demo lab lab-down lab-status test test-faults lint unit sanity artifact molecule bench bench-sync benchmark monitoring format clean
 
 help: ## this list
 	@echo "make <target>:"
@@ -48,6 +48,12 @@ molecule: ## every scenario on the lab
 
 test-faults: ## the scenarios with faults that take long (molecule/*_faults), which `make test` leaves out
 	@scripts/molecule --faults
+
+benchmark: ## measure what the lab serves, with a report in benchmarks/ (playbooks/benchmark.yml)
+	@scripts/setup && .venv/bin/ansible-playbook playbooks/benchmark.yml -i inventory/lab
+
+monitoring: ## files for Prometheus and Grafana that watch the lab, in .cache/monitoring (playbooks/monitoring.yml)
+	@scripts/setup && .venv/bin/ansible-playbook playbooks/monitoring.yml -i inventory/lab -e monitoring_dir=$(CURDIR)/.cache/monitoring
 
 bench: ## how long things take on the lab
 	@lab/bench
