@@ -11,7 +11,7 @@ MAKEFLAGS += --no-print-directory
 export NODES
 
 .PHONY: help setup demo lab lab-down lab-status test test-faults test-matrix test-package lint unit sanity artifact molecule importer environment docs \
-	bench bench-sync format clean
+	bench bench-sync benchmark monitoring format clean
 
 help: ## this list
 	@echo "make <target>:"
@@ -68,6 +68,12 @@ environment: ## the execution environment, as far as it can be checked without b
 
 docs: ## the documentation as a site, in .cache/docs/html
 	@scripts/docs
+
+benchmark: ## measure what the lab serves, with a report in benchmarks/ (playbooks/benchmark.yml)
+	@scripts/setup && .venv/bin/ansible-playbook playbooks/benchmark.yml -i inventory/lab
+
+monitoring: ## files for Prometheus and Grafana that watch the lab, in .cache/monitoring (playbooks/monitoring.yml)
+	@scripts/setup && .venv/bin/ansible-playbook playbooks/monitoring.yml -i inventory/lab -e monitoring_dir=$(CURDIR)/.cache/monitoring
 
 bench: ## how long things take on the lab
 	@lab/bench

@@ -177,6 +177,7 @@ class ActionModule(ActionBase):
         spec = {**load_spec(), **(self._task.args.get("also") or {})}
         given = {name: self._templar.template(variables[name]) for name in variables if name.startswith(_settings.PREFIX)}
         given = {name: value for name, value in given.items() if value is not None}
+        given = _settings.without_elsewhere(given, spec)
         given = self._with_recipe(given, variables, spec)
         problems = _settings.unknown_inputs(given, spec)
         if problems:

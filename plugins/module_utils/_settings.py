@@ -16,7 +16,16 @@ from ansible_collections.dgxspark.serving.plugins.module_utils import _gate, _ov
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 
 PREFIX = "spark_"
+# Inputs of one playbook that may stand in the inventory, too: the other playbooks leave them alone.
+ELSEWHERE = "spark_benchmark_"
 REMEDY = "correct it in the inventory's group_vars or host_vars"
+
+
+def without_elsewhere(given: dict[str, t.Any], known: t.Iterable[str]) -> dict[str, t.Any]:
+    """The inputs without those of another playbook; all of them in that playbook itself, where a wrong name of them must be found."""
+    if any(name.startswith(ELSEWHERE) for name in known):
+        return given
+    return {name: value for name, value in given.items() if not name.startswith(ELSEWHERE)}
 
 
 def unknown_inputs(given: t.Iterable[str], known: t.Iterable[str]) -> list[Problem]:

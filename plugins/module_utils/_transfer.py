@@ -181,7 +181,8 @@ class Progress:
         self.also_every = also_every
         self._written = self._called = 0.0
 
-    def __call__(self, what: str, done: int = 0, total: int = 0) -> None:
+    def __call__(self, what: str, done: int = 0, total: int = 0, unit: str = "") -> None:
+        """``unit`` is what is counted; without one it is bytes."""
         now = time.monotonic()
         if self.also and now - self._called >= self.also_every:
             self._called = now
@@ -189,7 +190,7 @@ class Progress:
         if not self.path or now - self._written < 0.5:
             return
         self._written = now
-        data = json.dumps({"what": what, "done": min(done, total), "total": total, "at": now})
+        data = json.dumps({"what": what, "done": min(done, total), "total": total, "at": now, **({"unit": unit} if unit else {})})
         # only shows something, so a full disk or a lost directory must not end the copy; no secrets in it, any user may read it
         with contextlib.suppress(OSError):
             with open(f"{self.path}.tmp", "w", encoding="utf-8") as handle:

@@ -46,6 +46,8 @@ def line(node: str, sample: t.Mapping[str, t.Any], before: t.Mapping[str, t.Any]
     text = f"{node}: {what}"
     if not total:
         return text
+    if sample.get("unit"):
+        return f"{text}: {done} of {total} {sample['unit']}"
     text += f" {human(done)} of {human(total)} ({100 * done // total} %)"
     if before and before.get("what") == what and before.get("total") == total and float(sample["at"]) > float(before["at"]):
         rate = (done - int(before["done"])) / (float(sample["at"]) - float(before["at"]))

@@ -164,3 +164,14 @@ def test_the_served_name_is_that_of_the_model_by_default(given, expected):
     values = gang.settings(served_model_name=given)
     assert _settings.resolve(values)["served_model_name"] == expected
     assert values["served_model_name"] == given
+
+
+@pytest.mark.parametrize(
+    ("known", "kept"),
+    [
+        ({"spark_model": {}}, ["spark_model"]),  # site.yml: not its own, and not a spelling mistake
+        ({"spark_model": {}, "spark_benchmark_name": {}}, ["spark_benchmark_nmae", "spark_model"]),  # benchmark.yml: there it is one
+    ],
+)
+def test_inputs_of_the_benchmark_in_the_inventory(known: dict, kept: list) -> None:
+    assert sorted(_settings.without_elsewhere({"spark_model": "m", "spark_benchmark_nmae": "x"}, known)) == kept

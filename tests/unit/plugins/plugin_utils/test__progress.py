@@ -23,6 +23,11 @@ def sample(done: int, at: float, what: str = "copies", total: int = 1000_000_000
         (sample(250_000_000, 5), None, "spark-2: copies 250.0 MB of 1.0 GB (25 %)"),
         (sample(250_000_000, 5), sample(50_000_000, 3), "spark-2: copies 250.0 MB of 1.0 GB (25 %), 100.0 MB/s, 8 s left"),
         (sample(250_000_000, 5), sample(250_000_000, 3), "spark-2: copies 250.0 MB of 1.0 GB (25 %), 0 B/s"),
+        (
+            {**sample(3, 5, "point 1 of 2", 16), "unit": "requests"},
+            sample(1, 4, "point 1 of 2", 16),
+            "spark-2: point 1 of 2: 3 of 16 requests",
+        ),
         # another activity, or the same one anew: no rate out of what does not belong together
         (sample(250_000_000, 5), sample(900_000_000, 3, "verifies"), "spark-2: copies 250.0 MB of 1.0 GB (25 %)"),
     ],
