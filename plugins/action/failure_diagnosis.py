@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import tempfile
@@ -14,6 +13,8 @@ import typing as t
 
 from ansible import constants as C
 from ansible.plugins.action import ActionBase
+
+from ansible_collections.dgxspark.serving.plugins.plugin_utils._connection import one_try
 
 
 def folder() -> str:
@@ -46,8 +47,7 @@ class ActionModule(ActionBase):
     def run(self, tmp: str | None = None, task_vars: dict[str, t.Any] | None = None) -> dict[str, t.Any]:
         super().run(tmp, task_vars)
         # A node that is gone must not keep the others from coming back: one try, no rounds of ssh's patience.
-        with contextlib.suppress(KeyError, AttributeError):  # another connection plugin has no such option
-            self._connection.set_option("reconnection_retries", 0)
+        one_try(self._connection)
         result = self._execute_module(task_vars=task_vars)
         files = result.pop("evidence", None)
         if isinstance(files, dict):

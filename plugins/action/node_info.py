@@ -4,13 +4,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import typing as t
 
 from ansible.errors import AnsibleConnectionFailure
 from ansible.plugins.action import ActionBase
 
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
+from ansible_collections.dgxspark.serving.plugins.plugin_utils._connection import one_try
 
 
 def unreachable(node: str, text: str, place: str, head: str) -> Problem:
@@ -43,8 +43,7 @@ class ActionModule(ActionBase):
         super().run(tmp, task_vars)
         variables = task_vars or {}
         # The first contact: what does not answer now is told at once, not after several rounds of ssh's patience.
-        with contextlib.suppress(KeyError, AttributeError):  # another connection plugin has no such option
-            self._connection.set_option("reconnection_retries", 0)
+        one_try(self._connection)
         try:
             return self._execute_module(task_vars=task_vars)
         except AnsibleConnectionFailure as exc:

@@ -386,7 +386,7 @@ class Gang:
                 return
             lost = self.lost()
             if lost:  # while a playbook replaces containers, one is seen ended before it is gone: look again
-                self.node.sleep(SECOND_LOOK)
+                self.pause(SECOND_LOOK)
                 lost = self.lost()
             if self.node.now() - began >= GOOD:
                 self.starts.clear()
@@ -406,7 +406,7 @@ class Gang:
                 if not self.ended_by_itself(lost[self.vllm]):
                     self.node.tell(f"{reason}: waits for the head's unit")
                     return
-                self.node.sleep(RANK_GRACE)
+                self.pause(RANK_GRACE)  # the head hears meanwhile that the rank has ended, and not that the node is silent
                 if self.vllm not in self.lost():
                     return
                 raise Down(f"{reason}. It is not started again by itself: playbooks/restart.yml does")

@@ -21,6 +21,7 @@ def local_tmp(monkeypatch, tmp_path):
 def look(node, answer, monkeypatch):
     """The action of failure_diagnosis with this answer of its module."""
     plugin = failure_diagnosis.ActionModule.__new__(failure_diagnosis.ActionModule)
+    plugin._connection = None
     plugin._execute_module = lambda task_vars: dict(answer)
     monkeypatch.setattr(failure_diagnosis.ActionBase, "run", lambda self, tmp=None, task_vars=None: {})
     return plugin.run(None, {"inventory_hostname": node})

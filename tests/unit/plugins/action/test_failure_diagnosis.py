@@ -16,6 +16,7 @@ def plugin(monkeypatch, tmp_path):
     monkeypatch.setattr(failure_diagnosis.C, "DEFAULT_LOCAL_TMP", str(tmp_path / "run"))
     monkeypatch.setattr(failure_diagnosis.ActionBase, "run", lambda self, tmp=None, task_vars=None: {})
     made = failure_diagnosis.ActionModule.__new__(failure_diagnosis.ActionModule)
+    made._connection = None
     made._execute_module = lambda task_vars: {"touched": True, "evidence": {"a": "b"}}
     return made
 

@@ -422,7 +422,8 @@ def test_a_rank_of_mp_that_ended_by_itself_stays_down(code, log, reason):
     events = {100: lambda m: m.end_of("spark-vllm", code, log), 150: lambda m: m.change(called=True)}
     machine = Machine(RANK_ON, events, end=600)
     assert run(machine, executor="mp", head=False) == 1 and reason in machine.told[-1]
-    assert machine.done == [] and not machine.answered["ready"]
+    assert machine.done == []
+    assert machine.answered["rank"] == "" and not machine.answered["ready"], "the head is told for as long as the unit is there"
 
 
 def test_a_second_service_starts_its_own_containers():
