@@ -199,10 +199,10 @@ def test_a_shard_is_missing_on_the_worker(old_service: None) -> None:
 
 
 def test_health_is_fine_and_completions_fail(old_service: None) -> None:
-    """The lab's image has no compiler, and here compilation is on."""
-    env = {key: value for key, value in spark.settings()["spark_env"].items() if key != "TORCHDYNAMO_DISABLE"}
-    run = spark.site(spark_vllm_args=[], spark_env=env)
-    failed(run, "compiler", "--enforce-eager")
+    """The lab's image has no compiler. With --enforce-eager it loads, and what a first request compiles cannot be."""
+    run = spark.site(spark_env={**spark.settings()["spark_env"], "TORCHDYNAMO_DISABLE": "0"})
+    message = failed(run, "compiler", "TORCHDYNAMO_DISABLE=1")
+    assert message.startswith("spark-1: completion: ")
 
 
 # --- the connection and the nodes
