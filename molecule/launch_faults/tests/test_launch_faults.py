@@ -265,7 +265,7 @@ def test_a_node_that_stops_answering(old_service: None, tmp_path: Path) -> None:
     container = f"{spark.NAME}-{spark.WORKER}"
 
     def freeze() -> bool:
-        if not says("Starting to load model"):
+        if not says("Initializing a V1 LLM engine"):
             return False
         subprocess.run(["docker", "pause", container], check=True, timeout=60, capture_output=True)
         return True
