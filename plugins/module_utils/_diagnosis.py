@@ -277,6 +277,13 @@ TABLE: tuple[Row, ...] = (
         "add --enforce-eager (or TORCHDYNAMO_DISABLE=1), or use an image with a compiler",
     ),
     Row(
+        "VLL-22",
+        r"aot_compile is not supported by the current configuration",
+        "compile",
+        "vLLM shall compile, and torch.compile is switched off (TORCHDYNAMO_DISABLE) or not supported by this PyTorch",
+        "add --enforce-eager to spark_vllm_args, or take TORCHDYNAMO_DISABLE out of the environment (the image may set it: give it the value 0)",
+    ),
+    Row(
         "DOC-11",
         r"exec format error|exec user process caused",
         "container",

@@ -16,7 +16,8 @@ REMOVED = "(removed)"
 _PARTS = ("TOKEN", "SECRET", "KEY", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "AUTHORIZATION")
 _WORDS = {"token", "secret", "key", "password", "passwd", "passphrase", "credential", "credentials", "authorization", "apikey"}
 _HARMLESS = re.compile(r"\d{1,9}|true|false|null|none|", re.IGNORECASE)
-_HARMLESS_NAME = re.compile(r"TOKENIZER|(?:^|_)TOKENS(?:_|$)|(?:^|_)KEYS(?:_|$)", re.IGNORECASE)
+_NOTHING = re.compile(r"none|null|", re.IGNORECASE)
+_HARMLESS_NAME = re.compile(r"TOKENIZER|(?:^|_)TOKENS(?:_|$)|(?:^|_)KEYS(?:_|$)|(?:^|_)token_", re.IGNORECASE)
 SHORTEST = 8  # a shorter value is not looked for elsewhere: it would be found in ordinary words
 
 
@@ -24,22 +25,22 @@ def secret_name(name: str) -> bool:
     """Whether a value under this name is nobody's business: ``HF_TOKEN``, ``api-key``, ``Authorization``, but not ``max_tokens``."""
     if name.upper() == name and any(part in name for part in _PARTS):
         return True
-    if name.endswith(("Error", "Exception")):
+    if name.endswith(("Error", "Exception", ".py")):
         return False
     words = re.split(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])", name)
     return any(word.lower() in _WORDS for word in words)
 
 
 def _shown(name: str, value: str) -> bool:
-    """A number or a switch under a name that only sounds like a secret (``TOKENIZERS_PARALLELISM=false``)."""
-    return bool(_HARMLESS_NAME.search(name) and _HARMLESS.fullmatch(value.strip()))
+    """No value, or a number or a switch under a name that only sounds like a secret (``TOKENIZERS_PARALLELISM=false``)."""
+    return bool(_NOTHING.fullmatch(value.strip()) or (_HARMLESS_NAME.search(name) and _HARMLESS.fullmatch(value.strip())))
 
 
 # name=value, name: value, "name": "value", 'name', 'value', --name value. The value ends with its quote, else at a blank, a comma or a bracket.
 _ASSIGNED = re.compile(
     r"(?P<name>(?<![A-Za-z0-9_])[A-Za-z0-9_.-]*(?:token|secret|key|password|passwd|passphrase|credential|authorization)[A-Za-z0-9_.-]*)"
     r"(?P<between>[\"']?(?:\s*[=:]\s*|(?<=[\"']),\s*(?=[\"']))[\[(]?)(?P<scheme>(?:(?:Bearer|Basic|Token)\s+)?)"
-    r"(?:(?P<quote>[\"'])(?P<quoted>(?:\\.|(?!(?P=quote)).)*)(?P=quote)|(?P<bare>[^\s,;\"'\])}]+))",
+    r"(?:(?P<quote>[\"'])(?P<quoted>(?:\\.|(?!(?P=quote)).)*)(?P=quote)|(?P<bare>[^\s,;\"'\])}\[({][^\s,;\"'\])}]*))",
     re.IGNORECASE,
 )
 _OPTION = re.compile(

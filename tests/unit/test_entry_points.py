@@ -19,8 +19,6 @@ MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 TARGETS = re.findall(r"^([a-z][a-z-]*):", MAKEFILE, re.MULTILINE)
 PLAYBOOKS = sorted(path.stem for path in (ROOT / "playbooks").glob("*.yml") if not path.name.endswith(".meta.yml"))
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-# Started by the others, never by a person.
-INNER = {"setup"}
 
 
 @pytest.fixture(scope="module")

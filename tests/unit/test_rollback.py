@@ -193,3 +193,8 @@ def test_what_a_node_said_last_that_did_not_join_ray():
     message = evaluate("rollback_message", spark_1=head, spark_2={**settings, "__rollback_look": look})
     assert message.startswith("spark_1: vllm: it broke. The last lines of spark-ray on spark_2: no route to the head. ")
     assert "last lines" not in evaluate("rollback_message", spark_1=CAUSE, spark_2={**settings, "__rollback_look": look})
+
+
+def test_a_node_that_stopped_answering_is_named():
+    message = evaluate("rollback_message", spark_1=TOUCHED, spark_2={"__rollback_look": {"unreachable": True}})
+    assert message.startswith("spark_2 stopped answering (see UNREACHABLE above). ")

@@ -24,7 +24,7 @@ def evaluate(name: str, head: dict[str, t.Any], worker: dict[str, t.Any] | None 
         **{key: trust_as_template(value) for key, value in role.items()},
         "groups": {"sparks": ["spark_1", "spark_2"]},
         "hostvars": {"spark_1": head, "spark_2": worker or {}},
-        "preflight_planned": {"plan": {"record_left": record_left}},
+        "preflight_planned": {"plan": {"record_left": record_left, "addresses": []}},
         **head,
     }
     return Templar(loader=DataLoader(), variables=variables).template(trust_as_template("{{ " + name + " }}"))
@@ -52,7 +52,8 @@ def test_the_stages_of_a_run_with_a_tag():
     assert list(evaluate("verify_seconds", {"preflight_inputs": {"began": now - 3}, "ray_cluster_began": now - 1})) == ["preflight", "ray"]
 
 
-LAUNCHED = {"vllm_server_launched": True, "vllm_server_ready": {"answered_at": 150.0, "stages": [{"stage": "container", "seconds": 4.5}]}}
+START = [{"stage": "container", "seconds": 4.5, "detail": ""}, {"stage": "weights", "seconds": 0.5, "detail": "5/5"}]
+LAUNCHED = {"vllm_server_launched": True, "vllm_server_answered": 150.0, "vllm_server_start": START, "vllm_server_ready": {"skipped": True}}
 STOPPED = {"stop_service_result": {"began": 110.0}}
 KEPT = {"stop_service_kept_server": {"began": 120.25}, "stop_service_kept": {"changed": True}}
 
@@ -76,5 +77,19 @@ def test_downtime(head, worker, record_left, said):
 
 
 def test_the_parts_of_the_start():
-    assert evaluate("verify_start", LAUNCHED) == {"start": {"container": 4.5}}
+    assert evaluate("verify_start", LAUNCHED) == {"start": "container 4.5 s, weights 0.5 s"}
     assert evaluate("verify_start", {}) == {}
+
+
+def test_the_summary():
+    head = {
+        **LAUNCHED,
+        **STOPPED,
+        "preflight_inputs": {"began": time.time() - 3, "settings": {"api_port": 30000, "served_model_name": "tiny"}},
+        "inventory_hostname": "spark_1",
+        "ansible_check_mode": False,
+        "ray_cluster_began": time.time() - 1,
+    }
+    found = evaluate("verify_summary", head)
+    assert found["downtime"].startswith("40.0 s") and found["start"] == "container 4.5 s, weights 0.5 s"
+    assert found["stages"].startswith("preflight 2.0 s, ray 1.") and found["stages"].endswith(" s")

@@ -80,9 +80,9 @@ def test_a_container_is_killed_while_the_server_starts(node: str, name: str, lin
     assert run.failed_at() - kills[0] <= SOON
     files = run.bundle
     for other in spark.NODES:
-        assert "ray" in files[f"{other}/spark-ray.log"].lower()
-        assert {item["Name"] for item in json.loads(files[f"{other}/inspect.json"])} >= {"/spark-ray"}
-        assert [path for path in files if path.startswith(f"{other}/ray/")], f"no log of Ray's processes on {other}"
+        assert "/spark-ray" in {item["Name"] for item in json.loads(files[f"{other}/inspect.json"])}
+        if line:  # one that was killed in its first second has said nothing
+            assert {f"{other}/spark-ray.log", f"{other}/ray/raylet.out"} <= set(files)
     assert json.loads(files["diagnosis.json"])["first_ended"]["container"] == name
 
 
@@ -113,7 +113,7 @@ def test_ray_of_somebody_else_on_our_port(old_service: None) -> None:
         spark.refused(spark.site(), spark.HEAD, "container stranger", "6379")
 
 
-def test_a_node_that_joins_ray_under_another_address() -> None:
+def test_a_node_that_joins_ray_under_another_address(old_service: None) -> None:
     """What RAY-01 looks like: Ray knows a node by an address that is not its fabric address."""
     wrong = "192.0.2.7"
     join = f"until ray start --address={spark.NODES[spark.HEAD]}:6379 --node-ip-address={wrong} --num-gpus=0 --block; do sleep 0.5; done"
@@ -132,31 +132,34 @@ def test_a_node_that_joins_ray_under_another_address() -> None:
 
 RESERVE = """
 import ray, time
-ray.init(address="auto", log_to_driver=False)
-@ray.remote(num_gpus=1)
-class Holder:
-    def ready(self):
-        return True
-holder = Holder.remote()
-ray.get(holder.ready.remote())
-time.sleep(600)
+for left in range(60, -1, -1):
+    try:
+        ray.init(address="auto", log_to_driver=False)
+        break
+    except Exception:
+        if not left:
+            raise
+        time.sleep(0.5)
+from ray.util import placement_group
+assert placement_group([{"GPU": 1}], name="holder", lifetime="detached").wait(20)
 """
 
 
-def test_a_gpu_that_somebody_has_reserved_in_ray() -> None:
+def test_a_gpu_that_somebody_has_reserved_in_ray(old_service: None) -> None:
+    """On the head, before the worker has joined: its way to the head's Ray is closed until then."""
+    rule = f"INPUT -p tcp --dport 6379 -s {spark.NODES[spark.WORKER]} -j DROP"
+
     def reserve() -> bool:
         if "spark-ray" not in spark.running(spark.HEAD):
             return False
-        taken = subprocess.run(
-            ["docker", "exec", "-i", f"{spark.NAME}-{spark.HEAD}", "docker", "exec", "-id", "spark-ray", "python3", "-c", RESERVE],
-            stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False,
-        )  # fmt: skip
-        return taken.returncode == 0
+        with spark.undone(spark.HEAD, f"iptables -I {rule}", f"iptables -D {rule}"):
+            spark.on(spark.HEAD, "docker", "exec", "spark-ray", "python3", "-c", RESERVE)
+        return True
 
     with spark.meanwhile(reserve) as when:
-        run = spark.site(spark_ray_timeout=40)
+        run = spark.site(spark_ray_timeout=20)
     assert when
-    failed(run, "1 GPU of ", " is reserved", "expected every GPU free")
+    failed(run, f"1 GPU of {spark.NODES[spark.HEAD]} is reserved", "expected every GPU free")
 
 
 # --- image and model
@@ -166,8 +169,10 @@ def test_an_image_without_ray(old_service: None) -> None:
     """Refused by the probe, before anything is stopped."""
     image = spark.settings()["spark_image"]
     bare = image.rpartition(":")[0] + ":noray"
-    script = f"docker build -q -t {bare} - <<'END'\nFROM {image}\nRUN rm -rf $(python3 -c 'import ray, os; print(os.path.dirname(ray.__file__))')\nEND"
-    spark.shell(spark.HEAD, script, timeout=300)
+    remove = "rm -rf $(python3 -c 'import ray, os; print(os.path.dirname(ray.__file__))')"
+    spark.on(spark.HEAD, "docker", "run", "--name", "stranger", "--network", "none", "--entrypoint", "sh", image, "-c", remove)
+    spark.on(spark.HEAD, "docker", "commit", "stranger", bare, timeout=300)
+    spark.on(spark.HEAD, "docker", "rm", "stranger")
     try:
         run = spark.site(spark_image=bare)
         spark.refused(run, spark.HEAD, "Ray", "spark_executor: mp")
@@ -176,7 +181,7 @@ def test_an_image_without_ray(old_service: None) -> None:
             spark.on(node, "docker", "rmi", "-f", bare, check=False)
 
 
-def test_a_shard_is_missing_on_the_worker() -> None:
+def test_a_shard_is_missing_on_the_worker(old_service: None) -> None:
     """Lost after it was verified and before it is read."""
     cache = "/home/spark/.cache/huggingface/hub"
 
@@ -193,11 +198,11 @@ def test_a_shard_is_missing_on_the_worker() -> None:
     assert spark.site("--tags", "model,sync").rc == 0  # the remedy
 
 
-def test_health_is_fine_and_completions_fail() -> None:
-    """The lab's image has no compiler, and here compilation is on."""
-    env = {key: value for key, value in spark.settings()["spark_env"].items() if key != "TORCHDYNAMO_DISABLE"}
-    run = spark.site(spark_vllm_args=[], spark_env=env)
-    failed(run, "compiler", "--enforce-eager")
+def test_health_is_fine_and_completions_fail(old_service: None) -> None:
+    """The lab's image has no compiler. With --enforce-eager it loads, and what a first request compiles cannot be."""
+    run = spark.site(spark_env={**spark.settings()["spark_env"], "TORCHDYNAMO_DISABLE": "0"})
+    message = failed(run, "compiler", "TORCHDYNAMO_DISABLE=1")
+    assert message.startswith("spark-1: completion")  # and not an earlier stage
 
 
 # --- the connection and the nodes
@@ -260,7 +265,7 @@ def test_a_node_that_stops_answering(old_service: None, tmp_path: Path) -> None:
     container = f"{spark.NAME}-{spark.WORKER}"
 
     def freeze() -> bool:
-        if not says("Starting to load model"):
+        if not says("Initializing a V1 LLM engine"):
             return False
         subprocess.run(["docker", "pause", container], check=True, timeout=60, capture_output=True)
         return True

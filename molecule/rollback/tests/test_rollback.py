@@ -79,7 +79,7 @@ def test_the_ray_container_of_the_worker_dies(tmp_path: Path) -> None:
     assert message.index("spark-2: ") == 0
     old_service_is_back()
     files = run.bundle
-    assert {"settings.json", "node_info.json", "node_info_before.json", "diagnosis.json", "spark-1/spark-vllm.log"} <= set(files)
+    assert {"settings.json", "node_info.json", "node_info_before.json", "diagnosis.json"} <= set(files)
     assert all({f"{node}/spark-ray.log", f"{node}/inspect.json"} <= set(files) for node in spark.NODES)
     assert "LAB_KEY_MATERIAL" in files["spark-1/inspect.json"] and [name for name, text in files.items() if hidden in text] == []
     assert files["message.txt"].startswith("spark-2: ")

@@ -96,6 +96,12 @@ LINES = [
         "MOD-01",
         {"path": "/m/model-00002-of-00005.safetensors"},
     ),
+    (
+        "RuntimeError: Worker failed with error 'aot_compile is not supported by the current configuration. Please make sure torch.compile is "
+        "enabled with the latest version of PyTorch (current using torch: 2.13.0+cpu)', please check the stack trace above for the root cause",
+        "VLL-22",
+        {},
+    ),
     ("ptxas fatal   : Value 'sm_121a' is not defined for option 'gpu-name'", "VLL-01", {"arch": "sm_121a"}),
     (
         "torch._inductor.exc.InductorError: InvalidCxxCompiler: No working C++ compiler found in torch._inductor.config.cpp.cxx: (None, "
