@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Writes the Grafana dashboard of the role monitoring, roles/monitoring/files/dashboard.json. --check only compares.
 
-Names of vLLM's metrics: 0.32, with "or" for a name that vLLM before 0.12 had. Every query is run by molecule/site/tests/test_with_monitoring.py against a
-real Prometheus; what only hardware can answer stands in the last row, with the reason.
+Names of vLLM's metrics: 0.32, with "or" for a name that vLLM before 0.12 had. tests/unit/test_dashboard.py compares all
+names with what was exported; what only hardware can answer stands in the last row, with the reason.
 """
 
 from __future__ import annotations
@@ -152,7 +152,14 @@ ROWS: list[tuple[str, list[tuple[str, str, str, int, list[tuple[str, str]], str]
                 [(f'sum by (State) (ray_resources{{{CLUSTER}, Name="GPU"}})', "{{State}}")],
                 "While a model is served all are USED.",
             ),
-            ("timeseries", "Actors", "short", 8, [(f"sum by (State) (ray_actors{{{CLUSTER}}})", "{{State}}")], "One for each rank."),
+            (
+                "timeseries",
+                "Actors",
+                "short",
+                8,
+                [(f'sum by (State) (ray_actors{{{CLUSTER}, Source="gcs"}})', "{{State}}")],
+                "One for each rank.",
+            ),
             (
                 "timeseries",
                 "Object store",

@@ -169,7 +169,7 @@ class ActionModule(ActionBase):
                 )
                 end = self._point(point, what, limit)
                 problem = _benchmark.failure(end["end"], point, limit, end.get("said", ""))
-                point.update(result=(end["end"] or {}).get("result"), seconds=(end["end"] or {}).get("seconds"))
+                point.update(result=_benchmark.kept((end["end"] or {}).get("result")), seconds=(end["end"] or {}).get("seconds"))
                 if problem:
                     point["problem"] = problem.found
                     first = first or problem

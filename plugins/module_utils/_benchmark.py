@@ -221,6 +221,11 @@ def figures(result: t.Mapping[str, t.Any]) -> dict[str, float]:
     return found
 
 
+def kept(result: t.Any) -> dict[str, t.Any] | None:
+    """The tool's result without what it lists for every single request."""
+    return {name: value for name, value in result.items() if not isinstance(value, list)} if isinstance(result, dict) else None
+
+
 def key(point: t.Mapping[str, t.Any]) -> tuple[int, int, int]:
     """What makes two points of two runs the same one."""
     return int(point["input"]), int(point["output"]), int(point["concurrency"])

@@ -3,14 +3,23 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from ansible_collections.dgxspark.serving.plugins.module_utils import _benchmark
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 from ansible_collections.dgxspark.serving.tests.unit.plugins import gang
 
+FIXTURES = Path(__file__).resolve().parents[2] / "fixtures" / "benchmark"
 SERVE = ["vllm", "serve", "/models/hub/snapshots/a", "--served-model-name", "m", "--port=30000"]
 POINT = {"input": 128, "output": 64, "concurrency": 4, "requests": 16}
+
+
+def recorded(name: str) -> dict:
+    """What the program told last, recorded with vLLM 0.32 in the lab's image (the server was a stand-in that streams tokens)."""
+    return json.loads((FIXTURES / f"{name}.json").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize(
@@ -157,6 +166,33 @@ def test_failures(end: dict | None, problem: str | None, words: str) -> None:
     found = _benchmark.failure(end, POINT, 9.0, "it broke")
     assert (found.id if found else None) == problem
     assert words in (found.found if found else "")
+
+
+def test_a_recorded_point() -> None:
+    """128+64 tokens, 4 at a time."""
+    end = recorded("end")
+    assert any(isinstance(value, list) for value in end["result"].values())
+    assert not any(isinstance(value, list) for value in (_benchmark.kept(end["result"]) or {}).values())
+    assert _benchmark.figures(_benchmark.kept(end["result"]) or {}) == _benchmark.figures(end["result"])
+    assert _benchmark.failure(end, POINT, 60) is None
+    found = _benchmark.figures(end["result"])
+    assert sorted(found) == sorted(
+        [
+            "output_throughput", "total_token_throughput", "request_throughput", "duration", "completed", "failed",
+            *(f"{stat}_{metric}_ms" for metric in ("ttft", "tpot", "itl", "e2el") for stat in ("mean", "p50", "p90", "p99")),
+        ]
+    )  # fmt: skip
+    assert (found["completed"], found["failed"]) == (16, 0)
+    for metric in ("ttft", "tpot", "itl", "e2el"):
+        assert 0 < found[f"p50_{metric}_ms"] <= found[f"p90_{metric}_ms"] <= found[f"p99_{metric}_ms"]
+    assert found["output_throughput"] == pytest.approx(64 * 16 / found["duration"], rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["no-module", "refused", "late"])
+def test_recorded_failures(name: str) -> None:
+    given = recorded(name)
+    found = _benchmark.failure(given["end"], POINT, 4)
+    assert found and (found.id, found.found) == (given["problem"], given["found"])
 
 
 @pytest.mark.parametrize(
