@@ -75,3 +75,10 @@ def test_the_diff_shows_what_is_stopped_and_fetched(observed: tuple[dict[str, st
     assert output.count("+container glm-sglang: stopped") == 2
     assert "+    reference: " + spark.settings()["spark_image"] in output
     assert len(re.findall(r"^\+ +files: \d+", output, re.MULTILINE)) == 2
+
+
+def test_nothing_to_measure() -> None:
+    """benchmark.yml refuses while only the old service serves."""
+    spark.refused(
+        spark.site(playbook="benchmark.yml"), spark.HEAD, "old service: container glm-sglang holds the API port", "site.yml starts it"
+    )
