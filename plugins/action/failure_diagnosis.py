@@ -13,6 +13,7 @@ import tempfile
 import typing as t
 
 from ansible import constants as C
+from ansible.errors import AnsibleConnectionFailure
 from ansible.plugins.action import ActionBase
 
 
@@ -48,7 +49,11 @@ class ActionModule(ActionBase):
         # A node that is gone must not keep the others from coming back: one try, no rounds of ssh's patience.
         with contextlib.suppress(KeyError, AttributeError):  # another connection plugin has no such option
             self._connection.set_option("reconnection_retries", 0)
-        result = self._execute_module(task_vars=task_vars)
+        try:
+            result = self._execute_module(task_vars=task_vars)
+        except AnsibleConnectionFailure as exc:
+            # An unreachable host would end the rescue on all hosts (any_errors_fatal): whoever reads this sees that ``touched`` is missing.
+            return {"changed": False, "error": f"no SSH connection: {' '.join(str(exc.message).split())[:300]}"}
         files = result.pop("evidence", None)
         if isinstance(files, dict):
             result["evidence"] = sorted(files)
