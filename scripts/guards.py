@@ -442,7 +442,7 @@ def tried(root: Path, guard: Guard) -> tuple[bool, str]:
             cwd=root, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
         ) as process:  # fmt: skip
             try:
-                out, _ = process.communicate(timeout=LIMIT)
+                out, dummy = process.communicate(timeout=LIMIT)
             except subprocess.TimeoutExpired:
                 return True, "hangs"
             finally:

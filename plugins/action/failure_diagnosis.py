@@ -12,6 +12,7 @@ import tempfile
 import typing as t
 
 from ansible import constants as C
+from ansible.errors import AnsibleConnectionFailure
 from ansible.plugins.action import ActionBase
 
 from ansible_collections.dgxspark.serving.plugins.plugin_utils._connection import one_try
@@ -48,7 +49,11 @@ class ActionModule(ActionBase):
         super().run(tmp, task_vars)
         # A node that is gone must not keep the others from coming back: one try, no rounds of ssh's patience.
         one_try(self._connection)
-        result = self._execute_module(task_vars=task_vars)
+        try:
+            result = self._execute_module(task_vars=task_vars)
+        except AnsibleConnectionFailure as exc:
+            # An unreachable host would end the rescue on all hosts (any_errors_fatal): whoever reads this sees that ``touched`` is missing.
+            return {"changed": False, "error": f"no SSH connection: {' '.join(str(exc.message).split())[:300]}"}
         files = result.pop("evidence", None)
         if isinstance(files, dict):
             result["evidence"] = sorted(files)

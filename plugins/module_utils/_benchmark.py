@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import re
 import typing as t
 
@@ -213,7 +214,7 @@ def figures(result: t.Mapping[str, t.Any]) -> dict[str, float]:
         value = result.get(name)
         if name.startswith("p50_") and value is None:
             value = result.get(name.replace("p50_", "median_"))
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value:
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value):
             found[name] = value
     if "completed" in found:
         failed = result.get("failed")

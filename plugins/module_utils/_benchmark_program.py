@@ -52,7 +52,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def bar(text: bytes) -> tuple[int, int] | None:
+def last_bar(text: bytes) -> tuple[int, int] | None:
     """(done, total) of the last progress bar in the text."""
     found = BAR.findall(text)
     return (int(found[-1][0]), int(found[-1][1])) if found else None
@@ -116,7 +116,7 @@ def measure(job: dict[str, t.Any], command: t.Sequence[str] = ("vllm", "bench", 
             told = None
             while child.poll() is None and time.monotonic() - began < job["limit"]:
                 time.sleep(pause)
-                seen = bar(tail(err))
+                seen = last_bar(tail(err))
                 if seen and seen != told and seen[1] == job["total"]:
                     told = seen
                     say("progress", done=seen[0], total=seen[1])

@@ -354,7 +354,7 @@ def service_memory(settings: dict[str, t.Any], members: list[dict[str, t.Any]]) 
                 found=f"spark_gpu_memory_utilization {share:g} beside {told}, {share + sum(here.values()):.2f} together",
                 expected=f"at most {_service.SHARE:.2f} of the memory for all services of a node",
                 remedy=(f"lower it to {left:g} or less" if left >= 0.05 else "lower that of the other")
-                + f", or stop the other (playbooks/stop.yml with its variables, spark_service: {next(iter(here)) or chr(39) * 2})",
+                + f", or stop the other (playbooks/stop.yml with its variables, spark_service: {next(iter(here), '') or chr(39) * 2})",
             )
             return
 

@@ -24,7 +24,7 @@ def test_a_guard_is_still_there(guard: guards.Guard) -> None:
         assert text.count(cut.old) == 1, f"{cut.path}: {cut.old!r} is there {text.count(cut.old)} times"
         compile(text.replace(cut.old, cut.new, 1), cut.path, "exec")
     for test in guard.tests:
-        path, _, name = test.partition("::")
+        path, dummy, name = test.partition("::")
         assert f"def {name}(" in (ROOT / path).read_text(encoding="utf-8") if name else (ROOT / path).exists(), test
 
 

@@ -58,7 +58,7 @@ def server(written: tuple[Path, spark.Run], tmp_path_factory: pytest.TempPathFac
     with watching.prometheus(written[0] / "prometheus.yml", data) as running:
         assert running.wait('up{job="vllm"} == 1')
         body = {"model": spark.settings()["spark_model"], "messages": [{"role": "user", "content": "Say hello. " * 30}], "max_tokens": 24}
-        for _ in range(3):  # a rate needs samples before and after
+        for dummy in range(3):  # a rate needs samples before and after
             with concurrent.futures.ThreadPoolExecutor(2) as pool:
                 list(pool.map(lambda _n: spark.call("/v1/chat/completions", body), range(2)))
         running.wait("sum(increase(vllm:request_success_total[30s])) >= 2")

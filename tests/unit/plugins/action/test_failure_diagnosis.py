@@ -7,6 +7,7 @@ from __future__ import annotations
 import types
 
 import pytest
+from ansible.errors import AnsibleConnectionFailure
 
 from ansible_collections.dgxspark.serving.plugins.action import failure_diagnosis
 
@@ -37,3 +38,13 @@ def test_evidence_that_cannot_be_kept_is_a_warning(plugin, tmp_path):
 def test_names_of_nodes_stay_in_the_folder(plugin):
     failure_diagnosis.keep("../x", {"a": "b"})
     assert failure_diagnosis.kept("../x") == {"a": "b"} and failure_diagnosis.kept("y") is None
+
+
+def test_a_node_that_does_not_answer_ends_nothing(plugin):
+    """An unreachable host in a rescue would end it on all hosts."""
+
+    def gone(task_vars):
+        raise AnsibleConnectionFailure("timed out")
+
+    plugin._execute_module = gone
+    assert plugin.run(None, {"inventory_hostname": "spark-1"}) == {"changed": False, "error": "no SSH connection: timed out"}

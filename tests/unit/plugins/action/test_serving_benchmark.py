@@ -65,7 +65,8 @@ def run(monkeypatch, tmp_path):
     moments = iter(range(100))
     monkeypatch.setattr(serving_benchmark, "now", lambda: datetime.datetime(2026, 11, 30, 12, next(moments), tzinfo=datetime.timezone.utc))
 
-    def run(answers=(), check=False, healthy=True, look=LOOK, **settings):
+    def run(answers=(), check=False, healthy=True, look=None, **settings):
+        look = LOOK if look is None else look
         run.printed, run.jobs, waiting = [], [], iter(answers)
         monkeypatch.setattr(serving_benchmark.display, "display", lambda text, color=None: run.printed.append(text))
         monkeypatch.setattr(serving_benchmark.display, "warning", lambda text: run.printed.append(f"WARNING {text}"))
