@@ -183,7 +183,8 @@ def test_the_bundle():
 
 
 def test_what_a_node_said_last_that_did_not_join_ray():
-    settings = {"preflight_inputs": {"settings": {"fabric_address": "192.168.200.13"}}}
+    names = {"spark-ray": "spark-ray", "spark-vllm": "spark-vllm"}
+    settings = {"preflight_inputs": {"settings": {"fabric_address": "192.168.200.13", "names": names}}}
     look = {
         "touched": True,
         "ended": {},
