@@ -54,7 +54,9 @@ def test_the_figures(seen: Seen) -> None:
     assert [point["concurrency"] for point in first["points"]] == [1, 2] and first["complete"]
     for point in first["points"] + second["points"]:
         result = point["result"]
-        assert (result["completed"], result["total_output_tokens"], result["total_input_tokens"]) == (4, 4 * 8, 4 * 16)
+        assert (result["completed"], result["total_output_tokens"]) == (4, 4 * 8)
+        # Random tokens are turned into text and back: a prompt may come back one token longer or shorter.
+        assert abs(result["total_input_tokens"] - 4 * 16) <= 4
         for metric in ("ttft", "tpot", "itl", "e2el"):
             assert 0 < result[f"p50_{metric}_ms"] <= result[f"p99_{metric}_ms"]
 

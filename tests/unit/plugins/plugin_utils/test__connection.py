@@ -15,11 +15,11 @@ def connection(name):
 
 
 def test_ssh_tries_once():
-    ssh = connection("ansible.builtin.ssh")
+    ssh = connection("ssh")
     ssh.set_options()
     one_try(ssh)
     assert ssh.get_option("reconnection_retries") == 0
 
 
 def test_a_connection_without_rounds_stays_as_it_is():
-    one_try(connection("ansible.builtin.local"))
+    one_try(connection("local"))
