@@ -1,6 +1,6 @@
 # Copyright (c) 2026 dgxspark.serving contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The executor mp beside ray, and a pipeline with both, on a pair that serves with Ray at first. In this order."""
+"""The executor mp beside ray, on a pair that serves with Ray at first. In this order."""
 
 from __future__ import annotations
 
@@ -43,40 +43,8 @@ def test_a_rank_that_ends_later_is_told_and_mended() -> None:
     spark.answers()
 
 
-PIPELINE = {"spark_tensor_parallel": 1, "spark_pipeline_parallel": 2}
-
-
-def stages() -> list[str]:
-    """What the summary of a run says of the ranks' connections is of every stage; here, that both nodes have a part of the layers."""
-    return [
-        spark.shell(node, "ps -eo args | grep -oE '^(VLLM::Worker_PP[0-9]+|ray::RayWorker[A-Za-z]*)' | sort -u").strip()
-        for node in spark.NODES
-    ]
-
-
-def test_a_pipeline_without_ray() -> None:
-    run = spark.site(spark_executor="mp", **PIPELINE)
-    assert run.rc == 0 and ours() == RANKS
-    assert stages() == ["VLLM::Worker_PP0", "VLLM::Worker_PP1"]
-    assert "rank 0: gloo over tcp" in run.text and "rank 1: gloo over tcp" in run.text
-    spark.answers()
-    again = spark.site(spark_executor="mp", **PIPELINE)
-    assert (again.rc, again.changed) == (0, 0)
-
-
-def test_a_pipeline_with_ray() -> None:
-    run = spark.site(**PIPELINE)
-    assert run.rc == 0 and ours() == RAY_PAIR
-    spark.answers()
-    again = spark.site(**PIPELINE)
-    assert (again.rc, again.changed) == (0, 0)
-
-
-def test_back_to_tensor_parallel() -> None:
-    """Ray serves both splits: it is not replaced."""
-    before = {node: spark.inspect(node, "spark-ray")[0]["Id"] for node in spark.NODES}
+def test_mp_to_ray() -> None:
     run = spark.site()
     assert run.rc == 0 and ours() == RAY_PAIR
-    assert {node: spark.inspect(node, "spark-ray")[0]["Id"] for node in spark.NODES} == before
     spark.answers()
     assert spark.site().changed == 0
