@@ -16,7 +16,9 @@ from ansible.template import Templar, trust_as_template
 ROLE = Path(__file__).resolve().parents[2] / "roles" / "verify"
 
 
-def evaluate(name: str, head: dict[str, t.Any], worker: dict[str, t.Any] | None = None, record_left: bool = False) -> t.Any:
+def evaluate(
+    name: str, head: dict[str, t.Any], worker: dict[str, t.Any] | None = None, record_left: bool = False, in_place: bool = False
+) -> t.Any:
     role: dict[str, t.Any] = {}
     for part in ("vars", "defaults"):
         role.update(yaml.safe_load((ROLE / part / "main.yml").read_text(encoding="utf-8")))
@@ -24,7 +26,7 @@ def evaluate(name: str, head: dict[str, t.Any], worker: dict[str, t.Any] | None 
         **{key: trust_as_template(value) for key, value in role.items()},
         "groups": {"sparks": ["spark_1", "spark_2"]},
         "hostvars": {"spark_1": head, "spark_2": worker or {}},
-        "preflight_planned": {"plan": {"record_left": record_left, "addresses": []}},
+        "preflight_planned": {"plan": {"record_left": record_left, "addresses": [], "server_in_place": in_place}},
         **head,
     }
     return Templar(loader=DataLoader(), variables=variables).template(trust_as_template("{{ " + name + " }}"))
@@ -93,3 +95,14 @@ def test_the_summary():
     found = evaluate("verify_summary", head)
     assert found["downtime"].startswith("40.0 s") and found["start"] == "container 4.5 s, weights 0.5 s"
     assert found["stages"].startswith("preflight 2.0 s, ray 1.") and found["stages"].endswith(" s")
+
+
+def test_the_summary_of_a_run_that_found_nothing_to_do():
+    """It notes no stages: each note would take as long as a question to a node."""
+    head = {
+        "preflight_inputs": {"began": time.time() - 3, "settings": {"api_port": 30000, "served_model_name": "tiny"}},
+        "inventory_hostname": "spark_1",
+        "ansible_check_mode": False,
+    }
+    found = evaluate("verify_summary", head, in_place=True)
+    assert found["stages"].startswith("nothing to do, 3.") and found["downtime"] == "none: what serves was left alone"
