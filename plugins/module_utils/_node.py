@@ -558,27 +558,28 @@ def collect_listeners(host: Host, containers: t.Sequence[t.Mapping[str, t.Any]])
 # --- the rest --------------------------------------------------------------------------------------------------------------------------------------------
 
 
-def parse_units(text: str) -> dict[str, str]:
-    """Names to states from ``systemctl show --property=Id,LoadState,ActiveState``; a unit that does not exist is ``not-found``."""
-    result = {}
-    for block in re.split(r"\n\s*\n", text.strip()):
-        data = parse_keyvalue(block)
-        if "Id" in data:
-            missing = data.get("LoadState") == "not-found" and data.get("ActiveState") != "active"
-            result[data["Id"]] = "not-found" if missing else data.get("ActiveState", "unknown")
-    return result
+UNIT_PROPERTIES = "Id,LoadState,ActiveState,StatusText"
 
 
-def collect_units(host: Host, units: t.Sequence[str]) -> dict[str, str]:
-    """``unit_states``: one systemctl call for each systemd that is asked; the keys are the names as they were asked for."""
-    result = dict.fromkeys(units, "unknown")
+def parse_unit(block: str) -> tuple[str, str]:
+    """State and status line of one unit from ``systemctl show`` with ``UNIT_PROPERTIES``; one that does not exist is ``not-found``."""
+    data = dict(line.partition("=")[::2] for line in block.splitlines())  # nothing is quoted here
+    if "Id" not in data:
+        return "unknown", ""
+    missing = data.get("LoadState") == "not-found" and data.get("ActiveState") != "active"
+    return "not-found" if missing else data.get("ActiveState", "unknown"), data.get("StatusText", "")
+
+
+def collect_units(host: Host, units: t.Sequence[str]) -> dict[str, tuple[str, str]]:
+    """State and status line: one systemctl call for each systemd that is asked; the keys are the names as they were asked for."""
+    result = dict.fromkeys(units, ("unknown", ""))
     for user in dict.fromkeys(unit.rpartition("/")[0] for unit in units):
         asked = [unit for unit in units if unit.rpartition("/")[0] == user]
         names = [unit.rpartition("/")[2] for unit in asked]
-        rc, out, _err = host.run([*systemctl(user), "show", "--no-pager", "--property=Id,LoadState,ActiveState", "--", *names])
+        rc, out, _err = host.run([*systemctl(user), "show", "--no-pager", f"--property={UNIT_PROPERTIES}", "--", *names])
         blocks = re.split(r"\n\s*\n", out.strip()) if rc == 0 else []
         if len(blocks) == len(asked):
-            result.update({unit: next(iter(parse_units(block).values()), "unknown") for unit, block in zip(asked, blocks, strict=True)})
+            result.update({unit: parse_unit(block) for unit, block in zip(asked, blocks, strict=True)})
     return result
 
 
@@ -611,6 +612,7 @@ def collect(host: Host, *, image: str = "", paths: t.Sequence[str] = (), units: 
     daemons = daemon_pids(host)
     memory = memory_record(_read(host, "/proc/meminfo"), shm[1] if shm else 0)
     home, user = str(host.user.get("home") or ""), str(host.user.get("name") or "")
+    found = collect_units(host, units)
     return {
         "os": os_record(_read(host, "/etc/os-release")),
         "dgx": dgx_record(_read(host, "/etc/dgx-release")),
@@ -629,5 +631,6 @@ def collect(host: Host, *, image: str = "", paths: t.Sequence[str] = (), units: 
         "listeners_error": problem,
         "rdma_devices": _listdir(host, "/sys/class/infiniband"),
         "infiniband_dev": host.exists("/dev/infiniband"),
-        "unit_states": collect_units(host, units),
+        "unit_states": {unit: state for unit, (state, _text) in found.items()},
+        "unit_texts": {unit: text for unit, (_state, text) in found.items()},
     }

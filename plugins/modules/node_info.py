@@ -412,10 +412,7 @@ def main() -> None:
     }
     node.update(collect(host, image=params["image"], paths=params["paths"], units=[*params["units"], unit]))
     boot = state_of(read_file, os.path.islink, node["unit_states"].pop(unit, "unknown"), params["service"])
-    node["boot"] = {**boot, "text": ""}
-    if boot["state"] not in ("not-found", "unknown"):
-        rc, out, dummy = host.run(["systemctl", "show", "--no-pager", "--property=StatusText", "--value", "--", unit])
-        node["boot"]["text"] = out.strip() if rc == 0 else ""
+    node["boot"] = {**boot, "text": node.pop("unit_texts")[unit]}
     model = params["model"]
     if model:
         patterns = None if model["exclude"] is None else {"allow": [], "ignore": sorted(model["exclude"])}

@@ -436,22 +436,30 @@ def test_listeners_error_is_a_fact():
 SYSTEMCTL = """Id=docker.service
 LoadState=loaded
 ActiveState=active
+StatusText=
 
 Id=nothere.service
 LoadState=not-found
 ActiveState=inactive
+StatusText=
 
 Id=ssh.service
 LoadState=loaded
 ActiveState=failed
+StatusText=down: a=1, see 'docker logs spark-vllm'
 """
+
+NOTHING = ("unknown", "")
 
 
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
-        ((0, SYSTEMCTL, ""), {"docker": "active", "nothere": "not-found", "ssh.service": "failed"}),
-        ((1, "", "System has not been booted with systemd"), {"docker": "unknown", "nothere": "unknown", "ssh.service": "unknown"}),
+        (
+            (0, SYSTEMCTL, ""),
+            {"docker": ("active", ""), "nothere": ("not-found", ""), "ssh.service": ("failed", "down: a=1, see 'docker logs spark-vllm'")},
+        ),
+        ((1, "", "System has not been booted with systemd"), {"docker": NOTHING, "nothere": NOTHING, "ssh.service": NOTHING}),
     ],
 )
 def test_units(answer, expected):
