@@ -9,18 +9,10 @@ from __future__ import annotations
 
 import typing as t
 
+from ansible_collections.dgxspark.serving.plugins.module_utils._service import argument
+
 SUFFIX = "-previous"  # of the name of a container that was set aside
 LABEL = "dgxspark.serving"
-
-
-def argument(args: t.Sequence[str], name: str, default: str = "") -> str:
-    """The value of ``--name value`` or ``--name=value`` in a command line."""
-    for number, word in enumerate(args):
-        if word == name and number + 1 < len(args):
-            return str(args[number + 1])
-        if str(word).startswith(f"{name}="):
-            return str(word).split("=", 1)[1]
-    return default
 
 
 def api_url(args: t.Sequence[str]) -> str:

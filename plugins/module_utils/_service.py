@@ -15,7 +15,6 @@ RAY, VLLM = "spark-ray", "spark-vllm"
 ROLES = (VLLM, RAY)  # the roles that a container can have, by which plans and records know it, whatever its service
 LABEL = "dgxspark.serving"
 STATE = "/var/lib/dgxspark-serving"
-ASIDE = "-previous"  # ends the name of a container that was set aside
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,18}[a-z0-9])?")
 STEP = 100  # an offset is a multiple of it, so that the ports of two services never meet
 MOST = 1100  # the ports of Ray's workers stay below those that the system gives away
@@ -42,9 +41,9 @@ def is_name(text: str) -> bool:
     return not text or (bool(NAME.fullmatch(text)) and "previous" not in text)
 
 
-def is_ours(container: t.Mapping[str, t.Any]) -> bool:
+def is_ours(container: t.Mapping[str, t.Any], label: str = LABEL) -> bool:
     """Whether this collection made the container (any value of the label but empty, "0" or "false")."""
-    return str((container.get("labels") or {}).get(LABEL, "")).lower() not in ("", "0", "false")
+    return str((container.get("labels") or {}).get(label, "")).lower() not in ("", "0", "false")
 
 
 def of(container: t.Mapping[str, t.Any]) -> str:
@@ -66,14 +65,14 @@ def title(service: str) -> str:
 # --- what a service holds
 
 
-def value(arguments: t.Sequence[str], flag: str) -> str:
-    """The value of ``--flag value`` or ``--flag=value``; "" when it is not there."""
-    for place, word in enumerate(arguments):
-        if word == flag and place + 1 < len(arguments):
-            return str(arguments[place + 1])
-        if str(word).startswith(f"{flag}="):
+def argument(args: t.Sequence[str], name: str, default: str = "") -> str:
+    """The value of ``--name value`` or ``--name=value`` in the command line of a container of ours."""
+    for number, word in enumerate(args):
+        if word == name and number + 1 < len(args):
+            return str(args[number + 1])
+        if str(word).startswith(f"{name}="):
             return str(word).split("=", 1)[1]
-    return ""
+    return default
 
 
 def ports(role: str, arguments: t.Sequence[str]) -> list[tuple[int, int]]:
@@ -84,17 +83,17 @@ def ports(role: str, arguments: t.Sequence[str]) -> list[tuple[int, int]]:
             port = re.fullmatch(r"--(?:port|[a-z-]*-port)=(\d+)", str(word))
             if port and not str(word).startswith(("--min-", "--max-")):
                 found.append((int(port[1]), int(port[1])))
-        first, last = value(arguments, "--min-worker-port"), value(arguments, "--max-worker-port")
+        first, last = argument(arguments, "--min-worker-port"), argument(arguments, "--max-worker-port")
         if first.isdigit() and last.isdigit():
             found.append((int(first), int(last)))
         return found
     flags = [] if "--headless" in arguments else ["--port"]
-    if value(arguments, "--node-rank"):  # on the head vLLM's, on the others that of the unit for the boot
+    if argument(arguments, "--node-rank"):  # on the head vLLM's, on the others that of the unit for the boot
         flags.append("--master-port")
-    if value(arguments, "--node-rank") == "0":
+    if argument(arguments, "--node-rank") == "0":
         flags.append("--data-parallel-rpc-port")
     for flag in flags:
-        number = value(arguments, flag)
+        number = argument(arguments, flag)
         if number.isdigit():
             found.append((int(number), int(number)))
     return found
@@ -103,7 +102,7 @@ def ports(role: str, arguments: t.Sequence[str]) -> list[tuple[int, int]]:
 def api_port(container: t.Mapping[str, t.Any]) -> int | None:
     """The port at which this container's server answers; None when it has none."""
     arguments = container.get("arguments") or []
-    number = value(arguments, "--port") if role_of(container) == VLLM and "--headless" not in arguments else ""
+    number = argument(arguments, "--port") if role_of(container) == VLLM and "--headless" not in arguments else ""
     return int(number) if number.isdigit() else None
 
 
@@ -123,7 +122,7 @@ def beside(members: t.Sequence[t.Mapping[str, t.Any]], service: str) -> dict[str
             other["nodes"].setdefault(member["name"], []).extend(ports(role, arguments))
             other["running"] = other["running"] and bool(container.get("running"))
             if role == VLLM:
-                share = value(arguments, "--gpu-memory-utilization")
+                share = argument(arguments, "--gpu-memory-utilization")
                 other["share"] = float(share) if re.fullmatch(r"\d*\.?\d+", share) else other["share"]
                 other["model"] = (container.get("labels") or {}).get(f"{LABEL}.served_model_name", "") or other["model"]
                 other["port"] = other["port"] or api_port(container)

@@ -51,10 +51,7 @@ def is_running(container: t.Mapping[str, t.Any]) -> bool:
     return bool(container.get("running")) or container.get("state") in ("running", "restarting", "paused", "removing")
 
 
-def is_own(container: t.Mapping[str, t.Any], own_label: str = OWN_LABEL) -> bool:
-    """Ours is what carries our label (any value but empty, "0" or "false")."""
-    value = str((container.get("labels") or {}).get(own_label, "")).lower()
-    return value not in ("", "0", "false")
+is_own = _service.is_ours
 
 
 def _short(address: t.Any) -> str:
