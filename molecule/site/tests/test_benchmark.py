@@ -55,8 +55,9 @@ def test_the_figures(seen: Seen) -> None:
     for point in first["points"] + second["points"]:
         result = point["result"]
         assert (result["completed"], result["total_output_tokens"]) == (4, 4 * 8)
-        # Random tokens are turned into text and back: a prompt may come back one token longer or shorter.
-        assert abs(result["total_input_tokens"] - 4 * 16) <= 4
+        # Random tokens are turned into text and back, and the seed is new in every run: a prompt comes back a few tokens longer or
+        # shorter (5 of 64 were seen). What a length means is told by a point's neighbours, which differ by a factor of two at least.
+        assert 0.75 <= result["total_input_tokens"] / (4 * 16) <= 1.25
         for metric in ("ttft", "tpot", "itl", "e2el"):
             assert 0 < result[f"p50_{metric}_ms"] <= result[f"p99_{metric}_ms"]
 
