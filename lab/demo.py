@@ -23,8 +23,8 @@ def play() -> int:
     return subprocess.run(command, check=False, env=environment, cwd=ROOT).returncode
 
 
-def ask() -> str:
-    """One chat completion through the port that the lab publishes on this machine."""
+def ask() -> tuple[str, str]:
+    """The model, and one chat completion of it through the port that the lab publishes on this machine."""
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"{API}/v1/models", timeout=30) as answer:
         model = json.load(answer)["data"][0]["id"]
     body = {"model": model, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 24, "temperature": 0}
@@ -32,18 +32,21 @@ def ask() -> str:
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=120) as answer:
         reply = json.load(answer)
     text = "".join(c if c.isprintable() else " " for c in reply["choices"][0]["message"]["content"])
-    return f"{text.strip()!r} ({reply['usage']['completion_tokens']} tokens from {model})"
+    return model, f"{text.strip()!r} ({reply['usage']['completion_tokens']} tokens from {model})"
 
 
 def main() -> int:
     status = play()
     if status:
         return status
-    answer = ask()
+    model, answer = ask()
     print(f"\nEndpoint:  {API}/v1 (OpenAI API; on the lab's head: port 30000)")
     print(f"Question:  {QUESTION}")
     print(f"Answer:    {answer}")
     print("           The lab's model is random: its words mean nothing, but both nodes computed every token.")
+    print(f"\nAsk it:    curl {API}/v1/chat/completions -H 'Content-Type: application/json' \\")
+    print(f"           -d '{json.dumps({'model': model, 'messages': [{'role': 'user', 'content': 'hello'}]})}'")
+    print("Go on:     . .venv/bin/activate; ansible-playbook playbooks/status.yml -i inventory/lab   (make help has them all)")
     print("\nThe lab stays up: 'make lab-status' shows it, 'make lab-down' removes it.")
     return 0
 

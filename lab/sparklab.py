@@ -236,9 +236,9 @@ def serving_image(lab: Lab) -> str:
         return stages[-1][1]
     base_image(lab, current)
     wheels = download_wheels(lab)
-    for number, (name, tag) in enumerate(stages, start=2):
+    for number, (name, tag) in enumerate(stages, start=1):
         if not image_exists(tag):
-            with step(f"serving image, layer {number} of {len(stages) + 1} ({name})"):
+            with step(f"serving image, layer {number} of {len(stages)} ({name})"):
                 build_layer(lab, current, tag, name, wheels)
         current = tag
     return current

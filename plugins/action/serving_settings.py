@@ -89,7 +89,8 @@ class ActionModule(ActionBase):
             return {**result, **self._found(task_vars or {})}
         variables = task_vars or {}
         node = variables.get("inventory_hostname", "")
-        result.update(changed=False, began=round(time.time(), 2))
+        result["changed"] = False
+        began = round(time.time(), 2)
         self._report: dict[str, t.Any] = {}
         groups = variables.get("groups", {})
         self._nodes = sum(len(groups.get(group, [])) for group in ("ray_head", "ray_workers"))
@@ -98,14 +99,14 @@ class ActionModule(ActionBase):
             self._all_or_no_address(settings, node, variables)
         except Problem as problem:
             if self._told_by_head(problem, node, variables):
-                result.update(settings={}, gang=[], peers=[])
+                result.update(settings={}, gang=[], peers=[], began=began)
                 return result
             problem.node = node
             result.update(failed=True, msg=problem.msg, problem=problem.as_dict())
             return result
         gang = [{"node": host, "address": str(variables["hostvars"][host].get("spark_fabric_address") or "")} for host in _hosts(variables)]
         peers = [member["address"] for member in gang if member["node"] != node]
-        result.update(settings=_settings.resolve(settings), gang=gang, peers=peers, recipe=self._report)
+        result.update(settings=_settings.resolve(settings), gang=gang, peers=peers, recipe=self._report, began=began)
         if self._report and node in groups.get("ray_head", []):
             result["warnings"] = _recipe.advice(self._report)
         return result
@@ -175,6 +176,7 @@ class ActionModule(ActionBase):
     def _settings(self, variables: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
         """The inputs of one host, names without the prefix. Raises the first Problem, without a node."""
         spec = {**load_spec(), **(self._task.args.get("also") or {})}
+        self._nothing_cut_off()
         given = {name: self._templar.template(variables[name]) for name in variables if name.startswith(_settings.PREFIX)}
         given = {name: value for name, value in given.items() if value is not None}
         given = _settings.without_elsewhere(given, spec)
@@ -196,6 +198,18 @@ class ActionModule(ActionBase):
         if problems:
             raise problems[0]
         return settings
+
+    def _nothing_cut_off(self) -> None:
+        """``-e name=two words`` gives the variable one word, and Ansible keeps the other where nobody looks. Raises Problem."""
+        rest = " ".join(str(load_extra_vars(self._loader).get("_raw_params") or "").split())
+        if rest:
+            raise Problem(
+                "input",
+                stage="inputs",
+                found=f"'{rest[:80]}' on the command line, which belongs to no variable",
+                expected="every word after -e to be name=value",
+                remedy="""put quotes around a value with spaces, inside those of the shell: -e 'prompt="two words"'""",
+            )
 
     def _with_recipe(self, given: dict[str, t.Any], variables: t.Mapping[str, t.Any], spec: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
         """The inputs with what the recipe fills in: the one of -e recipe=..., else the inventory's spark_recipe. Raises Problem."""

@@ -24,7 +24,7 @@ extends_documentation_fragment:
 options:
   long_task:
     description:
-      - After so many seconds of a task one line says which one it is and for which nodes it waits. V(0) for never.
+      - After so many seconds of a task one line says which one it is and for which nodes it waits. V(0) for never. Answers and logs are not interrupted by it.
     type: float
     default: 10
     env:
@@ -67,6 +67,8 @@ from ansible.plugins.callback.default import CallbackModule as Default
 from ansible_collections.dgxspark.serving.plugins.plugin_utils import _stages
 
 DEBUG = ("debug", "ansible.builtin.debug", "ansible.legacy.debug")
+# They show something all the time, and the first one in the middle of a line.
+TALKING = ("dgxspark.serving.serving_ask", "dgxspark.serving.serving_logs")
 LOOK = 1.0  # seconds between two looks of the thread
 
 
@@ -217,7 +219,7 @@ class CallbackModule(Default):
             super().v2_playbook_on_start(playbook)
             return
         if self._check:
-            self._say("Check mode: nothing is changed, 'changes' is what a run would change.", C.COLOR_HIGHLIGHT)
+            self._say("Check mode: nothing is changed; lines with 'changes' say what a run would change.", C.COLOR_HIGHLIGHT)
         threading.Thread(target=self._watch, daemon=True).start()
 
     def v2_playbook_on_play_start(self, play: t.Any) -> None:
@@ -239,7 +241,7 @@ class CallbackModule(Default):
         self._last_task_banner = task._uuid
         self._enter(task)
         self._waiting = set()
-        self._task_label, self._task_begun, self._told_long = self._name(task), time.monotonic(), False
+        self._task_label, self._task_begun, self._told_long = self._name(task), time.monotonic(), task.action in TALKING
 
     def v2_runner_on_start(self, host: t.Any, task: t.Any) -> None:
         """Known for the line about a task that takes long."""

@@ -53,6 +53,9 @@ RAY_PORTS = {
 RAY_WORKER_PORTS = (20002, 20999)
 SYSTEM_PORT = 45000  # one of those that Linux gives to who asks for any (32768 to 60999)
 
+# Arguments of "vllm serve" for what stands in front of a server; with them nothing here could ask it. All --ssl-* are such, too.
+IN_FRONT = ("--api-key", "--uds")
+
 # Arguments of "vllm serve" that place the ranks of the executor mp.
 MP_FLAGS = ("--nnodes", "-n", "--node-rank", "-r", "--master-addr", "--master-port", "--headless")
 # Those that place data parallel engines. The modes with a balancer of somebody else are left out: one endpoint is what is proven.
@@ -622,10 +625,17 @@ def vllm_arguments(settings: dict[str, t.Any]) -> list[str]:
     for flag, value in ours:
         if value is not None:
             arguments += [flag, str(value)]
-    reserved = {flag for flag, _value in ours} | {"--model", "-tp", "-pp", "--api-key", *MP_FLAGS, *DP_FLAGS}
+    reserved = {flag for flag, _value in ours} | {"--model", "-tp", "-pp", *MP_FLAGS, *DP_FLAGS}
     for extra in settings["vllm_args"]:
         given = str(extra).split("=", 1)[0]
         flag = given.replace("_", "-") if given.startswith("--") else given  # vLLM takes both spellings
+        if flag in IN_FRONT or flag.startswith("--ssl-"):
+            raise Problem(
+                "input",
+                found=f"{given} in spark_vllm_args",
+                expected="a server that answers this run over HTTP without a key (an argument is visible to everybody on the node, too)",
+                remedy="leave it out, and put a gateway that asks for keys or speaks TLS in front (docs/several-models.md)",
+            )
         if flag in reserved:
             raise Problem(
                 "input",

@@ -747,7 +747,9 @@ def table(rows: t.Sequence[t.Mapping[str, t.Any]], nodes: int, memory: int, assu
             ]
         )
     what = "assumed, as in a DGX Spark" if assumed else "the smallest"
-    return f"{noun([nodes])}, {_fit.text_of(memory)} of memory each ({what}). PER NODE: the weights.\n\n" + "\n".join(columns(lines))
+    note = f"\n\nA recipe for another number of nodes wants an inventory with that many (this one has {nodes})."
+    note = note if any(nodes not in row["nodes"] for row in rows) else ""
+    return f"{noun([nodes])}, {_fit.text_of(memory)} of memory each ({what}). PER NODE: the weights.\n\n" + "\n".join(columns(lines)) + note
 
 
 def describe(recipe: t.Mapping[str, t.Any]) -> str:

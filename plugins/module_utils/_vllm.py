@@ -427,7 +427,8 @@ def needs_key(answer: t.Mapping[str, t.Any], node: str, path: str, with_key: boo
         stage="model",
         found=f"{path} answers HTTP {answer['status']}: the server needs {'another' if with_key else 'a'} key",
         expected="an answer with the given api_key" if with_key else "an answer without a key",
-        remedy="set the key that the server was started with (--api-key, VLLM_API_KEY) as spark_api_key",
+        remedy="take the key out of the image or the configuration that gives it (VLLM_API_KEY, --api-key), and put a gateway that asks for keys in front"
+        " (docs/several-models.md)",
     )
 
 

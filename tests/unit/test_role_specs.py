@@ -162,3 +162,36 @@ def test_role_says_what_it_is(role: str) -> None:
 )
 def test_fits(value: t.Any, option: dict[str, t.Any], expected: bool) -> None:
     assert fits(value, option) is expected
+
+
+def inputs(data: t.Any) -> set[str]:
+    """What the playbooks' own inputs are called: the keys of ``also`` (or ``stop_also``), wherever it stands."""
+    if isinstance(data, list):
+        return set().union(*map(inputs, data))
+    if not isinstance(data, dict):
+        return set()
+    return {
+        name
+        for key, value in data.items()
+        for name in (value if key in ("also", "stop_also") and isinstance(value, dict) else inputs(value))
+    }
+
+
+def test_every_input_that_a_text_names_can_be_set() -> None:
+    known = set(options("preflight")) | {"spark_stop_first"}  # the last one is what docs/design.md decides not to have
+    for path in [*ROOT.glob("playbooks/*.yml"), *ROOT.glob("roles/*/tasks/*.yml")]:
+        known |= inputs(load(path))
+    unknown = {}
+    for pattern in (
+        "plugins/**/*.py",
+        "roles/**/*.yml",
+        "roles/**/*.md",
+        "docs/**/*.md",
+        "README.md",
+        "playbooks/*.yml",
+        "inventory/s*/**/*.yml",
+    ):
+        for path in ROOT.glob(pattern):
+            named = set(re.findall(r"(?<![\w.])spark_[a-z0-9_]*[a-z0-9](?![\w*<{])", path.read_text(encoding="utf-8")))
+            unknown |= {name: str(path.relative_to(ROOT)) for name in named - known}
+    assert not unknown

@@ -6,6 +6,7 @@ from __future__ import annotations
 import types
 
 import pytest
+from ansible.parsing.splitter import parse_kv
 
 from ansible_collections.dgxspark.serving.plugins.action import serving_settings
 from ansible_collections.dgxspark.serving.plugins.module_utils import _fabric
@@ -36,6 +37,7 @@ def run(monkeypatch):
         plugin._task = types.SimpleNamespace(args=arguments)
         plugin._templar = types.SimpleNamespace(template=template)
         plugin._extra = lambda: set(extra)
+        plugin._loader = None
         variables = {"groups": {"ray_head": ["spark-1"], "ray_workers": ["spark-2"]}, "hostvars": hostvars, "inventory_hostname": name}
         return plugin.run(None, {**hostvars[name], **variables})
 
@@ -101,10 +103,23 @@ REFUSED = {
 def test_refused(run, case):
     shared, words = REFUSED[case]
     result = run(shared=shared)
-    assert result["failed"] and result["changed"] is False and "settings" not in result
+    assert set(result) == {"failed", "changed", "msg", "problem"} and result["failed"] and result["changed"] is False
     assert result["problem"]["id"] == "input" and result["problem"]["node"] == "spark-1"
     assert result["msg"].startswith("spark-1: inputs: found ") and words in result["msg"]
     assert "hf_abc" not in str(result)
+
+
+@pytest.mark.parametrize(
+    ("given", "rest"),
+    [("prompt=Hello there you", "there you"), ("spark_vllm_args=--enforce-eager --trust-remote-code", "--trust-remote-code"),
+     ("recipe=my recipe.yaml", "recipe.yaml")],
+)  # fmt: skip
+def test_words_that_ansible_cuts_off_are_refused(run, monkeypatch, given, rest):
+    monkeypatch.setattr(serving_settings, "load_extra_vars", lambda loader: parse_kv(given))
+    told = run()
+    assert told["failed"] and f"found '{rest}' on the command line" in told["msg"] and "began" not in told
+    monkeypatch.setattr(serving_settings, "load_extra_vars", lambda loader: parse_kv(f"prompt='{given}'"))
+    assert not run().get("failed")
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -331,6 +331,14 @@ def test_a_task_that_takes_long_says_so_once(run):
     assert "..." not in output.partition("PLAY RECAP")[0].replace("...)", "")
 
 
+def test_a_task_that_talks_itself_is_not_interrupted(run):
+    play = "- name: Talk\n  hosts: all\n  gather_facts: false\n  tasks:\n    - name: Follow\n"
+    play += "      dgxspark.serving.serving_logs: {containers: [no-such-container], follow: true, seconds: 4}\n"
+    code, output = run(play, hosts=ONE, DGXSPARK_STAGES_LONG_TASK="0.5")
+    assert code == 0 and "Talk" in output
+    assert "...  " not in output
+
+
 @pytest.mark.parametrize("level", [(), ("-v",)])
 def test_secrets_stay_hidden(run, level):
     play = """

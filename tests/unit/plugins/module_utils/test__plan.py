@@ -662,8 +662,6 @@ def test_arguments(values, pair):
         ("--data-parallel-backend", "spark_executor"),
         ("--data-parallel-hybrid-lb", "not supported yet"),
         ("--data-parallel-rank", "not supported yet"),
-        ("--api-key", "not supported yet"),
-        ("--api_key", "not supported yet"),
         ("--max_model_len=4096", "spark_max_model_len"),
         ("--nnodes", "spark_executor"),
         ("--node_rank=1", "spark_executor"),
@@ -676,6 +674,14 @@ def test_arguments_that_have_a_variable_are_refused(argument, variable):
         _plan.vllm_arguments(gang.settings(vllm_args=["--enforce-eager", argument]))
     assert caught.value.id == "input" and variable in caught.value.remedy
     assert f"{argument.partition('=')[0]} in spark_vllm_args" in caught.value.msg
+
+
+@pytest.mark.parametrize("argument", ["--api-key", "--api_key=secret", "--uds", "--ssl-keyfile=/k", "--ssl_certfile"])
+def test_what_would_hide_the_server_from_us_is_refused(argument):
+    with pytest.raises(Problem) as caught:
+        _plan.vllm_arguments(gang.settings(vllm_args=["--enforce-eager", argument]))
+    assert caught.value.id == "input" and "gateway" in caught.value.remedy
+    assert f"{argument.partition('=')[0]} in spark_vllm_args" in caught.value.msg and "secret" not in caught.value.msg
 
 
 # --- the digest of a definition: what replaces a running container, and what does not

@@ -504,7 +504,9 @@ def test_overview():
     assert _recipe.overview(recipes, 2, SPARK * 2)[1]["fits"] and not _recipe.overview(recipes, 2, SPARK // 3)[2]["fits"]
     text = _recipe.table(list(rows.values()), 2, SPARK, True)
     assert text.startswith("2 nodes, 121.6 GiB of memory each (assumed, as in a DGX Spark).")
-    assert text.splitlines()[-1].split() == ["good", "o/m", "1", "or", "2", "20.0", "GiB", "model's", "-", "yes"]
+    assert text.splitlines()[-3].split() == ["good", "o/m", "1", "or", "2", "20.0", "GiB", "model's", "-", "yes"]
+    assert text.splitlines()[-1] == "A recipe for another number of nodes wants an inventory with that many (this one has 2)."
+    assert "another number" not in _recipe.table([rows["good"]], 2, SPARK, True)
 
 
 def test_describe():
