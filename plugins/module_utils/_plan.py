@@ -317,8 +317,40 @@ def free_offset(settings: dict[str, t.Any], members: list[dict[str, t.Any]], oth
     return None
 
 
+def named_ports(settings: dict[str, t.Any]) -> dict[str, tuple[int, int]]:
+    """What each port of this service on the head is called, with (first, last)."""
+    single = {"spark_api_port": settings["api_port"]}
+    if settings["executor"] == "mp":
+        single["spark_mp_port"] = settings["mp_port"]
+        if settings["data_parallel"] > 1:
+            single["spark_dp_port"] = settings["dp_port"]
+        return {name: (port, port) for name, port in single.items()}
+    single["spark_ray_port"] = settings["ray_port"]
+    single |= {f"Ray's {name}": port for name, port in ray_node_ports(settings).items()}
+    return {**{name: (port, port) for name, port in single.items()}, "Ray's ports for workers": ray_worker_ports(settings)}
+
+
+def own_ports(settings: dict[str, t.Any], head: str) -> t.Iterator[Problem]:
+    """A port that this service would use twice: the old service would be stopped for a start that cannot succeed (service-ports)."""
+    named = list(named_ports(settings).items())
+    for place, (name, span) in enumerate(named):
+        for other, taken in named[place + 1 :]:
+            if span[0] <= taken[1] and taken[0] <= span[1]:
+                yield Problem(
+                    "service-ports",
+                    node=head,
+                    stage="preflight",
+                    found=f"port {_service.spans([span])} for both {name} and {other}",
+                    expected="a port of its own for each",
+                    remedy=f"set another {name}" + (f" or {other}" if other.startswith("spark_") else ""),
+                )
+
+
 def service_ports(settings: dict[str, t.Any], members: list[dict[str, t.Any]]) -> t.Iterator[Problem]:
-    """The ports that another service of ours uses on the same nodes (service-ports)."""
+    """The ports that this service uses twice, or that another one of ours uses on the same nodes (service-ports)."""
+    for member in members:
+        if member["head"]:
+            yield from own_ports(settings, member["name"])
     others = _service.beside(members, settings["service"])
     for name, other in others.items():
         for member in members:
@@ -635,6 +667,13 @@ def vllm_arguments(settings: dict[str, t.Any]) -> list[str]:
                 found=f"{given} in spark_vllm_args",
                 expected="a server that answers this run over HTTP without a key (an argument is visible to everybody on the node, too)",
                 remedy="leave it out, and put a gateway that asks for keys or speaks TLS in front (docs/several-models.md)",
+            )
+        if flag == "--hf-token":
+            raise Problem(
+                "input",
+                found=f"{given} in spark_vllm_args",
+                expected="no secrets there: arguments are visible in docker inspect and to everybody on the node",
+                remedy="use spark_hf_token_file for a hub token; the server itself loads from the disk and needs none",
             )
         if flag in reserved:
             raise Problem(

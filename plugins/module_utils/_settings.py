@@ -87,7 +87,7 @@ def value_problems(settings: dict[str, t.Any]) -> list[Problem]:
             refuse("ulimits", "entries such as memlock:-1:-1 or nofile:65536:65536")
             break
     for key in settings["env"]:
-        if re.search(r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|API_KEY)$", str(key).upper()):
+        if re.search(r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSPHRASE|CREDENTIALS?|(?:API|ACCESS|PRIVATE|SECRET)_KEY)$", str(key).upper()):
             refuse_secret = Problem(
                 "input",
                 stage="inputs",

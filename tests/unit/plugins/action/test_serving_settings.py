@@ -96,6 +96,7 @@ REFUSED = {
     "unknown inside": ({"spark_stop": {"containrs": ["x"]}}, "containrs"),
     "a value that cannot be meant": ({"spark_tensor_parallel": 0}, "spark_tensor_parallel 0"),
     "a secret": ({"spark_env": {"HF_TOKEN": "hf_abc"}}, "HF_TOKEN in spark_env"),
+    "a key": ({"spark_env": {"AWS_SECRET_ACCESS_KEY": "hf_abc"}}, "AWS_SECRET_ACCESS_KEY in spark_env"),
 }
 
 

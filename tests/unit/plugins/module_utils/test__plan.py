@@ -684,6 +684,33 @@ def test_what_would_hide_the_server_from_us_is_refused(argument):
     assert f"{argument.partition('=')[0]} in spark_vllm_args" in caught.value.msg and "secret" not in caught.value.msg
 
 
+@pytest.mark.parametrize("argument", ["--hf-token", "--hf_token=hf_secret"])
+def test_a_secret_among_the_arguments_is_refused(argument):
+    with pytest.raises(Problem) as caught:
+        _plan.vllm_arguments(gang.settings(vllm_args=["--return-tokens-as-token-ids", argument]))
+    assert "spark_hf_token_file" in caught.value.remedy and "hf_secret" not in caught.value.msg
+
+
+OWN_PORTS = {
+    "the API on Ray's port": ({"api_port": 6379}, "port 6379 for both spark_api_port and spark_ray_port"),
+    "the API on one of Ray's others": ({"api_port": 6380}, "port 6380 for both spark_api_port and Ray's node-manager-port"),
+    "the API among Ray's workers": ({"api_port": 20500}, "port 20500 for both spark_api_port and Ray's ports for workers"),
+    "Ray on one of its others": ({"ray_port": 6381}, "port 6381 for both spark_ray_port and Ray's object-manager-port"),
+    "mp on the API": ({"executor": "mp", "mp_port": 30000}, "port 30000 for both spark_api_port and spark_mp_port"),
+    "data parallel on mp": ({"executor": "mp", "data_parallel": 2, "dp_port": 29500, "mp_port": 29500}, "for both spark_mp_port and spark_dp_port"),
+    "none": ({}, None),
+    "Ray's, and no Ray": ({"executor": "mp", "api_port": 6380}, None),
+    "the port of engines that are not": ({"executor": "mp", "dp_port": 30000}, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OWN_PORTS)
+def test_a_port_that_a_service_would_use_twice_is_refused(case):
+    values, found = OWN_PORTS[case]
+    problems = gang.service_problems(gang.settings(**values), [gang.member("spark-1"), gang.member("spark-2")])
+    assert [found in problem.msg for problem in problems if problem.id == "service-ports"] == ([True] if found else [])
+
+
 # --- the digest of a definition: what replaces a running container, and what does not
 
 
