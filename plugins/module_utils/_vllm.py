@@ -15,7 +15,7 @@ import json
 import re
 import typing as t
 
-from ansible_collections.dgxspark.serving.plugins.module_utils import _diagnosis
+from ansible_collections.dgxspark.serving.plugins.module_utils import _diagnosis, _service
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 
 State = dict[str, t.Any]
@@ -433,11 +433,10 @@ def needs_key(answer: t.Mapping[str, t.Any], node: str, path: str, with_key: boo
 
 
 def check_models(answer: t.Mapping[str, t.Any], served: str, node: str) -> dict[str, t.Any]:
-    """{ready, max_model_len, reason} from /v1/models; raises Problem when another model answers there."""
+    """{ready, max_model_len, reason} from /v1/models, whatever adapters it has; raises Problem when another model answers there."""
     if answer["kind"] != "status" or answer["status"] != 200:
         return {"ready": False, "max_model_len": None, "reason": f"/v1/models: {error_text(answer)}"}
-    data = body_of(answer).get("data")
-    models = [m for m in data if isinstance(m, dict)] if isinstance(data, list) else []
+    models = _service.base_models(body_of(answer))
     names = [str(m.get("id")) for m in models]
     if names != [served]:
         raise Problem(

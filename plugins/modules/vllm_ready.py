@@ -14,7 +14,7 @@ description:
   - Follows the start of a vLLM server through its stages (container, ray, placement, weights, compile, kv_cache, graph_capture, api,
     health, model,
     completion), read from the log of its container, until it answers.
-  - Ready means that the container runs since one start, C(/health) answers 200, C(/v1/models) lists exactly O(served_model), and
+  - Ready means that the container runs since one start, C(/health) answers 200, C(/v1/models) lists exactly O(served_model) (and its LoRA adapters), and
     O(completions) real
     completions produced tokens.
   - Every stage has its own limit for the time without progress; O(timeout) ends it all. When a container ends, or the log shows a line
@@ -49,7 +49,7 @@ options:
     default: http://127.0.0.1:30000
   served_model:
     description:
-      - The only model name that C(/v1/models) may list.
+      - The only model name that C(/v1/models) may list, beside those of its LoRA adapters.
     type: str
     required: true
   container:

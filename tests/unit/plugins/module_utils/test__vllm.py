@@ -287,10 +287,13 @@ def test_models():
         "max_model_len": 1024,
         "reason": "",
     }
+    adapters = [{"id": "m", "max_model_len": 1024, "parent": None}, {"id": "sql", "parent": "m"}, {"id": "chat", "parent": "m"}]
+    assert _vllm.check_models(ok({"data": adapters}), "m", "n")["max_model_len"] == 1024
     assert _vllm.check_models(status(503, "loading"), "m", "n")["reason"] == "/v1/models: HTTP 503: loading"
     for body, listed in (
         ({"data": [{"id": "glm"}]}, "glm"),
         ({"data": [{"id": "m"}, {"id": "x"}]}, "m, x"),
+        ({"data": [{"id": "glm"}, {"id": "m", "parent": "glm"}]}, "glm"),
         ({"data": []}, "nothing"),
         ([], "nothing"),
     ):
