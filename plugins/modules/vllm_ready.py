@@ -85,7 +85,8 @@ options:
     default: 3600
   stage_timeouts:
     description:
-      - Seconds without progress after which a stage has failed, by stage name. What is not named keeps its default.
+      - Seconds without progress after which a stage has failed, by stage name. What is not named keeps its default. That of
+        C(compile) is two thirds of O(timeout), and at least 2400.
     type: dict
     default: {}
   completions:
@@ -340,7 +341,7 @@ class Ready:
         self.wanted = _vllm.completions(params["completions"], params["engines"])
         self.now = time.monotonic
         self.state = state or _vllm.new_state(self.now())
-        self.limits = _vllm.limits(params["stage_timeouts"])
+        self.limits = _vllm.limits(params["stage_timeouts"], params["timeout"])
         self.endpoint = self.state.get("endpoint") or _vllm.CHAT
         self.model: dict[str, t.Any] = {"max_model_len": self.state.get("max_model_len")}
         self.reason = ""
