@@ -218,3 +218,14 @@ def test_a_restart_is_proven_like_a_launch() -> None:
         return all(templar.template(trust_as_template("{{ " + condition + " }}")) for condition in check["when"])
 
     assert [asked(True), asked(False), asked(True, preflight_launch=True)] == [False, True, True]
+
+
+def test_an_inventory_of_one_node_needs_no_group_of_workers() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for folder in ("roles", "playbooks")
+        for path in (ROOT / folder).rglob("*.yml")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if re.search(r"groups(\[['\"]ray_workers['\"]\]|\.ray_workers)(?!\s*\|\s*default\()", line)
+    ]
+    assert found == []
