@@ -94,7 +94,8 @@ class ActionModule(ActionBase):
             except Problem as problem:
                 problems = [problem]
         weights, config = self._model(members, variables)
-        found = _gate.judge(_gate.Look(settings, members, weights, config, bool(plan.get("server_in_place"))))
+        in_place = bool(plan.get("server_in_place")) and not arguments.get("launch")
+        found = _gate.judge(_gate.Look(settings, members, weights, config, in_place))
         found = [_gate.Finding("", _gate.ERROR, True, each) for each in problems] + found
         for finding in found:
             finding.problem.node = finding.problem.node or head

@@ -164,7 +164,7 @@ TABLE: tuple[Row, ...] = (
         r"(?P<component>\w+) is trying to use a port number (?P<port>\d+) that is used|Failed to find a valid port for dashboard",
         "ray",
         "a port that Ray wants ({port}) is taken",
-        "free the port, or set another one for that component on all nodes",
+        "free the port, or give all ports of Ray another place with spark_port_offset (a multiple of 100)",
     ),
     Row(
         "RAY-20",

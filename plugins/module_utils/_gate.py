@@ -35,7 +35,7 @@ class Look(t.NamedTuple):
     members: list[Member]
     weights: int = 0  # bytes of the model's weights; 0 when not known
     config: t.Mapping[str, t.Any] | None = None  # the model's config.json
-    in_place: bool = False  # everything runs as planned: nothing will be launched
+    in_place: bool = False  # everything runs as planned and stays: nothing will be launched
 
 
 class Rule(t.NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import typing as t
 
-from ansible_collections.dgxspark.serving.plugins.module_utils._service import argument
+from ansible_collections.dgxspark.serving.plugins.module_utils._service import argument, local_url
 
 SUFFIX = "-previous"  # of the name of a container that was set aside
 LABEL = "dgxspark.serving"
@@ -17,8 +17,7 @@ LABEL = "dgxspark.serving"
 
 def api_url(args: t.Sequence[str]) -> str:
     """Where a server with this command line answers on its own node."""
-    host = argument(args, "--host", "0.0.0.0")
-    return f"http://{'127.0.0.1' if host in ('0.0.0.0', '::', 'localhost', '') else host}:{argument(args, '--port', '8000')}"
+    return local_url(argument(args, "--host", "0.0.0.0"), argument(args, "--port", "8000"))
 
 
 def kept(container: t.Mapping[str, t.Any]) -> dict[str, t.Any]:

@@ -75,6 +75,22 @@ def argument(args: t.Sequence[str], name: str, default: str = "") -> str:
     return default
 
 
+def place(host: str, port: int | str) -> str:
+    """``host:port`` as a URL has it, an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
+def local_url(host: str, port: int | str) -> str:
+    """Where a server that binds this address answers on its own node."""
+    return f"http://{place('127.0.0.1' if host in ('0.0.0.0', '::', 'localhost', '') else host, port)}"
+
+
+def base_models(listed: t.Any) -> list[dict[str, t.Any]]:
+    """The models of an answer of /v1/models without their LoRA adapters, of which each names its model as ``parent``."""
+    data = listed.get("data") if isinstance(listed, dict) else None
+    return [model for model in data if isinstance(model, dict) and not model.get("parent")] if isinstance(data, list) else []
+
+
 def ports(role: str, arguments: t.Sequence[str]) -> list[tuple[int, int]]:
     """The ports that a container with this command line uses on its node, as (first, last)."""
     found: list[tuple[int, int]] = []

@@ -112,8 +112,6 @@ def plain(text: str) -> str:
 
 def resolve(settings: dict[str, t.Any]) -> dict[str, t.Any]:
     """Fills what depends on another input."""
-    everywhere = settings["api_host"] in ("0.0.0.0", "::", "localhost", "")
-    url = f"http://{'127.0.0.1' if everywhere else settings['api_host']}:{settings['api_port']}"
     # What is in a directory is named by it, not by its whole path.
     model = settings["model"].rstrip("/").rpartition("/")[2] if settings["model"].startswith(("/", "~")) else settings["model"]
     service = settings["service"]
@@ -122,7 +120,7 @@ def resolve(settings: dict[str, t.Any]) -> dict[str, t.Any]:
         **settings,
         **{name: settings[name] + settings["port_offset"] for name in ("ray_port", "mp_port", "dp_port")},
         "served_model_name": settings["served_model_name"] or model,
-        "api_local_url": url,
+        "api_local_url": _service.local_url(settings["api_host"], settings["api_port"]),
         "names": {role: _service.own(role, service) for role in _service.ROLES},
         "record": _service.record(service),
     }

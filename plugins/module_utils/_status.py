@@ -421,7 +421,7 @@ def document(rows: t.Sequence[t.Mapping[str, t.Any]], settings: t.Mapping[str, t
     return {
         "state": state,
         "text": text,
-        "endpoint": f"http://{settings['endpoint_host']}:{settings['api_port']}/v1",
+        "endpoint": f"http://{_service.place(settings['endpoint_host'], settings['api_port'])}/v1",
         "model": server["model"] if server else None,
         "revision": server["revision"] if server else None,
         "served_model_name": server["served_model_name"] if server else None,

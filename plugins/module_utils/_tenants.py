@@ -402,6 +402,25 @@ def merge_record(record: t.Mapping[str, t.Any] | None, item: t.Mapping[str, t.An
     return {**result, "stopped": entries}
 
 
+def remembered(last: t.Mapping[str, t.Any] | None, record: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
+    """The record of all that was stopped and is not to come back by itself: ``last``, with the items of ``record`` added.
+
+    What runs now is the better description of a known item. But that it was to start at boot is known from the first time only, since that was
+    taken from it then.
+    """
+    entries = {(entry["kind"], entry["name"]): dict(entry) for entry in (last or {}).get("stopped", [])}
+    for item in record["stopped"]:
+        earlier = entries.pop((item["kind"], item["name"]), {})
+        entry = entries[(item["kind"], item["name"])] = dict(item)
+        always = {name: policy for name, policy in earlier.get("restart_policy", {}).items() if policy == "always"}
+        if always:
+            entry["restart_policy"] = {**item.get("restart_policy", {}), **always}
+        if earlier.get("enabled") == "enabled":
+            entry["enabled"] = "enabled"
+    facts = {key: value for key, value in record.items() if key != "own"}
+    return {**facts, "stopped": list(entries.values())}
+
+
 def not_listening(places: t.Iterable[t.Mapping[str, t.Any]], listeners: t.Iterable[t.Mapping[str, t.Any]]) -> list[str]:
     """The recorded places where nothing listens (yet), as text. A listener on any address serves every recorded address."""
     open_at = {(_short(entry.get("address")), int(entry["port"])) for entry in listeners}

@@ -15,7 +15,7 @@ import json
 import re
 import typing as t
 
-from ansible_collections.dgxspark.serving.plugins.module_utils import _diagnosis
+from ansible_collections.dgxspark.serving.plugins.module_utils import _diagnosis, _service
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 
 State = dict[str, t.Any]
@@ -39,6 +39,8 @@ STAGE_TIMEOUTS: dict[str, float] = {
     "model": 60,
     "completion": 900,
 }
+
+COMPILE_SHARE = 2 / 3  # of the whole time
 
 # After a fatal line the lines behind it are read for this long, so that the cause is seen and not only its consequence.
 FATAL_GRACE = 1.5
@@ -282,9 +284,13 @@ def failed(state: State, node: str, now: float) -> Problem | None:
     )
 
 
-def limits(given: t.Mapping[str, t.Any] | None) -> dict[str, float]:
-    """The limit of every stage in seconds; raises ValueError for a stage that does not exist or a limit that is no number."""
+def limits(given: t.Mapping[str, t.Any] | None, timeout: float = 0) -> dict[str, float]:
+    """The limit of every stage in seconds; raises ValueError for a stage that does not exist or a limit that is no number.
+
+    Who raises the ``timeout`` of the whole does so for a long compilation: its silence may take the same share of it as by default.
+    """
     result = dict(STAGE_TIMEOUTS)
+    result["compile"] = max(result["compile"], timeout * COMPILE_SHARE)
     for name, value in (given or {}).items():
         if name not in ORDER:
             raise ValueError(f"stage_timeouts: there is no stage {name!r}; the stages are {', '.join(STAGES)}")
@@ -313,7 +319,8 @@ def overdue(state: State, node: str, now: float, timeout: float, stage_limits: t
         expected = f"progress at least every {stage_limits[stage]:.0f} s"
         remedy = {
             "graph_capture": "a rank hangs: try --enforce-eager; read the logs of all ranks",
-            "compile": "raise the limit of this stage if the kernel caches are cold; else try --enforce-eager",
+            "compile": "run again if the kernel caches were cold, since what is compiled so far is kept; or raise spark_ready_timeout, of which two thirds "
+            "may pass here without a word; else try --enforce-eager",
             "placement": "compare VLLM_HOST_IP with Ray's node addresses, and see the NCCL and Gloo interfaces of every node",
         }.get(stage, "read the logs of all ranks")
     if state["last_http"] and ORDER[stage] >= ORDER["api"]:
@@ -433,11 +440,10 @@ def needs_key(answer: t.Mapping[str, t.Any], node: str, path: str, with_key: boo
 
 
 def check_models(answer: t.Mapping[str, t.Any], served: str, node: str) -> dict[str, t.Any]:
-    """{ready, max_model_len, reason} from /v1/models; raises Problem when another model answers there."""
+    """{ready, max_model_len, reason} from /v1/models, whatever adapters it has; raises Problem when another model answers there."""
     if answer["kind"] != "status" or answer["status"] != 200:
         return {"ready": False, "max_model_len": None, "reason": f"/v1/models: {error_text(answer)}"}
-    data = body_of(answer).get("data")
-    models = [m for m in data if isinstance(m, dict)] if isinstance(data, list) else []
+    models = _service.base_models(body_of(answer))
     names = [str(m.get("id")) for m in models]
     if names != [served]:
         raise Problem(

@@ -82,7 +82,7 @@ kept:
   type: list
   elements: str
 error:
-  description: Why it could not look; empty when it could.
+  description: Why it could not look, or could not keep all that it saw; empty when it could.
   returned: always
   type: str
 evidence:
@@ -92,6 +92,7 @@ evidence:
   elements: str
 """
 
+import contextlib
 import glob
 import json
 import os
@@ -138,7 +139,7 @@ def nccl_logs(found: t.Iterable[t.Mapping[str, t.Any]]) -> dict[str, str]:
     for container in found:
         pattern = os.path.join(PROC, str(container["pid"]), "root", "tmp", "nccl.*.log")
         for path in sorted(glob.glob(pattern)) if container["running"] else []:
-            with open(path, encoding="utf-8", errors="replace") as handle:
+            with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as handle:  # one of a rank that ends just now
                 logs[os.path.basename(path).removesuffix(".log")] = handle.read(MOST_OF_A_LOG)
     return logs
 
@@ -160,6 +161,14 @@ def inspected(docker: Docker, names: t.Sequence[str]) -> list[dict[str, t.Any]]:
         return []
 
 
+def changed_at(path: str) -> float:
+    """When a file was written last; 0 for one that is gone by now."""
+    try:
+        return os.path.getmtime(path)
+    except OSError:
+        return 0
+
+
 def logs_of_ranks(raw: t.Iterable[t.Mapping[str, t.Any]], names: t.Sequence[str]) -> t.Iterator[tuple[str, str]]:
     """What Ray's workers (the ranks among them), its daemons and NCCL wrote into the containers' /tmp, the newest first. It is a volume: they can be
     read after the end of a container, too."""
@@ -170,7 +179,7 @@ def logs_of_ranks(raw: t.Iterable[t.Mapping[str, t.Any]], names: t.Sequence[str]
     for source in sorted(source for source in sources if source):
         paths = glob.glob(os.path.join(glob.escape(source), "ray", "session_*", "logs", "*"))
         paths = [path for path in paths if os.path.isfile(path) and not os.path.islink(os.path.dirname(os.path.dirname(path)))]
-        for path in sorted(paths, key=os.path.getmtime, reverse=True):
+        for path in sorted(paths, key=changed_at, reverse=True):
             yield f"ray/{os.path.basename(path)}", ends_of(path)
         for path in sorted(glob.glob(os.path.join(glob.escape(source), "nccl.*.log"))):
             yield os.path.basename(path), ends_of(path)
@@ -221,6 +230,20 @@ def look(params: dict[str, t.Any], docker: Docker, result: dict[str, t.Any]) -> 
     return {**logs, **nccl_logs(found.values())}
 
 
+def keep(logs: t.Mapping[str, str], directory: str, check_mode: bool, result: dict[str, t.Any]) -> None:
+    """Writes each log for itself: with a full disk a short one may still find room. What was not written is not in ``kept``."""
+    for name, text in logs.items():
+        path = os.path.join(directory, f"{name}.log")
+        try:
+            if not check_mode:
+                write_private(path, text)
+        except OSError as exc:
+            result["error"] = result["error"] or str(exc)
+        else:
+            result["kept"].append(path)
+            result["changed"] = True
+
+
 def main() -> None:
     """Entry point."""
     module = AnsibleModule(
@@ -238,16 +261,14 @@ def main() -> None:
     try:
         docker = Docker(bounded(module.run_command))
         logs = look(module.params, docker, result)
-        for name, text in logs.items():
-            path = os.path.join(module.params["directory"], f"{name}.log")
-            result["kept"].append(path)
-            result["changed"] = True
-            if not module.check_mode:
-                write_private(path, text)
-        if module.params["evidence"]:
-            result["evidence"] = evidence(module.params, docker, logs)
     except (DockerError, OSError) as exc:
-        result["error"] = str(exc)
+        module.exit_json(**{**result, "error": str(exc)})
+    if module.params["evidence"]:  # before anything is written here: a full disk is a likely cause, and this goes to the controller
+        try:
+            result["evidence"] = evidence(module.params, docker, logs)
+        except (DockerError, OSError) as exc:
+            result["error"] = str(exc)
+    keep(logs, module.params["directory"], module.check_mode, result)
     module.exit_json(**result)
 
 

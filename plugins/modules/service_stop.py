@@ -35,7 +35,7 @@ options:
     description:
       - V(stopped) stops what runs of the named services.
       - V(restored) starts again what O(record) names, waits until it listens as it did before, and removes the record.
-      - V(forgotten) keeps the record as C(stopped.last.json) beside it, because the new service is proven, and sees to it that the old one does not
+      - V(forgotten) adds the record to C(stopped.last.json) beside it, because the new service is proven, and sees to it that the old one does not
         start at the next boot (a container with the restart policy C(always), an enabled unit). V(restored) puts that back.
     type: str
     choices: [stopped, restored, forgotten]
@@ -359,9 +359,15 @@ class Service:
 
     # -- stopped
 
-    def stop(self) -> None:
-        wanted = {key: self.p[key] for key in ("containers", "units", "compose_projects")}
+    def _look(self) -> tuple[dict[str, t.Any], dict[str, list[str]]]:
+        """What the node has now, and what may be stopped of it: a unit also by systemd's own name for it, where it was given by an alias."""
         seen = self.node.observe(self.p["units"])
+        wanted = {key: list(self.p[key]) for key in ("containers", "units", "compose_projects")}
+        wanted["units"] += seen["unit_states"]
+        return seen, wanted
+
+    def stop(self) -> None:
+        seen, wanted = self._look()
         refused = _tenants.refusal(
             [c for c in _tenants.claims(seen, wanted, self.p["ports"], service=self.p["service"]) if c["ports"]], self.p["node"], "stop"
         )
@@ -460,12 +466,11 @@ class Service:
 
     def _prove(self, items: list[dict[str, t.Any]], pids: dict[int, str]) -> None:
         """Wait until nothing of it runs, the ports are free on every address and its GPU processes ended."""
-        wanted = {key: self.p[key] for key in ("containers", "units", "compose_projects")}
         left: list[dict[str, t.Any]] = []
         held: list[dict[str, t.Any]] = []
         alive: dict[int, str] = {}
         for dummy in clock(self.p["timeout"] + 15, 0.3):
-            seen = self.node.observe(self.p["units"])
+            seen, wanted = self._look()
             left = _tenants.stop_plan(seen, wanted)
             for item in left:  # a member that compose left running, or that came up meanwhile
                 for name in item["containers"]:
@@ -546,15 +551,15 @@ class Service:
             if item.get("enabled") == "enabled":
                 self._boot(item, self.node.systemctl(item["name"], "enable"))
             rc, dummy, err = self.node.run(self.node.systemctl(item["name"], "start"), timeout=self.p["start_timeout"])
-        elif item["kind"] == "compose_project" and self._compose("start", item["name"], timeout=120):
-            return
         else:
+            if item["kind"] == "compose_project":
+                self._compose("start", item["name"], timeout=120)  # in its own order; what is left to do is that of any container
             rc, err = 0, ""
             for name in reversed(item["containers"]):
                 self._create_again(item, name)
                 if item.get("restart_policy", {}).get(name) == "always":
                     self._boot(item, ["docker", "update", "--restart=always", name])
-                rc, dummy, err = self.node.docker.start(name)
+                rc, dummy, err = self.node.docker.start(name)  # Docker says yes to one that runs
                 rc, err = (rc, err) if rc else self._by_hand_again(item, name)
                 if rc:
                     break
@@ -650,16 +655,27 @@ class Service:
                 f"{item['kind']} {item['name']} will start at the next boot: {' '.join(err.split())[-200:]}"
             )
 
+    def _earlier(self, last: str) -> dict[str, t.Any] | None:
+        """What was forgotten before. One that cannot be read is kept beside it: the new service is proven, and must not end for a note."""
+        try:
+            return _record.load(last, self.p["node"], self.stage, self.node.read)
+        except Problem as problem:
+            self.result["warnings_list"].append(f"{problem.found}; it is kept as {last}.broken, and what it named must be started by hand")
+            if not self.check_mode:
+                os.replace(last, f"{last}.broken")
+        return None
+
     def forget(self) -> None:
         if self.record is None or not self.record["stopped"]:
             return
         last = re.sub(r"(\.json)?$", r".last.json", self.p["record"], count=1)
+        earlier = self._earlier(last)
         self.result["changed"] = True
         self.result["actions"].append(f"keep the record of what was stopped as {last}")
         self.result["diff"] = {"before": f"{self.p['record']}\n", "after": f"{last}\n"}
         self._not_at_boot()
         if not self.check_mode:
-            _record.save(last, {key: value for key, value in self.record.items() if key != "own"})
+            _record.save(last, _tenants.remembered(earlier, self.record))
         self.save({**self.record, "stopped": []})
         self._nothing_left()
 

@@ -87,7 +87,7 @@ server:
       description: What C(/health) answered, in words.
       type: str
     models:
-      description: Names that C(/v1/models) lists.
+      description: Names that C(/v1/models) lists, without LoRA adapters.
       type: list
       elements: str
     max_model_len:
@@ -125,7 +125,7 @@ import urllib.request
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.dgxspark.serving.plugins.module_utils import _diagnosis, _ray, _status, _vllm
+from ansible_collections.dgxspark.serving.plugins.module_utils import _diagnosis, _ray, _service, _status, _vllm
 from ansible_collections.dgxspark.serving.plugins.module_utils._containers import Docker, DockerError, normal_stamp, unread
 from ansible_collections.dgxspark.serving.plugins.module_utils._wait import Run, bounded
 
@@ -195,8 +195,7 @@ class Look:
             return {}
 
     def models(self) -> dict[str, t.Any]:
-        data = _vllm.body_of(self.ask(self.p["url"], "/v1/models")).get("data")
-        models = [m for m in data if isinstance(m, dict)] if isinstance(data, list) else []
+        models = _service.base_models(_vllm.body_of(self.ask(self.p["url"], "/v1/models")))
         length = models[0].get("max_model_len") if models else None
         return {"models": [str(m.get("id")) for m in models], "max_model_len": length if isinstance(length, int) else None}
 

@@ -40,6 +40,11 @@ options:
     description: Apply the rules. Off for a second look at facts that were checked before.
     type: bool
     default: true
+  launch:
+    description: Apply also the rules that are asked only before a launch, although everything runs as planned, because it is going to be stopped and
+      launched again. What runs of ours counts neither as a holder nor as used memory.
+    type: bool
+    default: false
   warn:
     description: Tell also what the detection of the fabric found worth knowing, as warnings of the head.
     type: bool

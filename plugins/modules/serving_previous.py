@@ -228,8 +228,8 @@ class Previous:
             return False
         status, body = self.ask(entry["url"] + "/v1/models")
         try:
-            names = [str(model.get("id")) for model in json.loads(body)["data"]]
-        except (ValueError, KeyError, TypeError, AttributeError):
+            names = [str(model.get("id")) for model in _service.base_models(json.loads(body))]
+        except ValueError:
             return False
         return status == 200 and names == [entry["served_model_name"]]
 

@@ -14,7 +14,7 @@ description:
   - Follows the start of a vLLM server through its stages (container, ray, placement, weights, compile, kv_cache, graph_capture, api,
     health, model,
     completion), read from the log of its container, until it answers.
-  - Ready means that the container runs since one start, C(/health) answers 200, C(/v1/models) lists exactly O(served_model), and
+  - Ready means that the container runs since one start, C(/health) answers 200, C(/v1/models) lists exactly O(served_model) (and its LoRA adapters), and
     O(completions) real
     completions produced tokens.
   - Every stage has its own limit for the time without progress; O(timeout) ends it all. When a container ends, or the log shows a line
@@ -49,7 +49,7 @@ options:
     default: http://127.0.0.1:30000
   served_model:
     description:
-      - The only model name that C(/v1/models) may list.
+      - The only model name that C(/v1/models) may list, beside those of its LoRA adapters.
     type: str
     required: true
   container:
@@ -85,7 +85,8 @@ options:
     default: 3600
   stage_timeouts:
     description:
-      - Seconds without progress after which a stage has failed, by stage name. What is not named keeps its default.
+      - Seconds without progress after which a stage has failed, by stage name. What is not named keeps its default. That of
+        C(compile) is two thirds of O(timeout), and at least 2400.
     type: dict
     default: {}
   completions:
@@ -340,7 +341,7 @@ class Ready:
         self.wanted = _vllm.completions(params["completions"], params["engines"])
         self.now = time.monotonic
         self.state = state or _vllm.new_state(self.now())
-        self.limits = _vllm.limits(params["stage_timeouts"])
+        self.limits = _vllm.limits(params["stage_timeouts"], params["timeout"])
         self.endpoint = self.state.get("endpoint") or _vllm.CHAT
         self.model: dict[str, t.Any] = {"max_model_len": self.state.get("max_model_len")}
         self.reason = ""

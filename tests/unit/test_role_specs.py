@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar, trust_as_template
 
 ROOT = Path(__file__).resolve().parents[2]
 ROLES = sorted(path.name for path in (ROOT / "roles").glob("*") if path.is_dir() and any(path.rglob("*.yml")))
@@ -195,3 +197,35 @@ def test_every_input_that_a_text_names_can_be_set() -> None:
             named = set(re.findall(r"(?<![\w.])spark_[a-z0-9_]*[a-z0-9](?![\w*<{])", path.read_text(encoding="utf-8")))
             unknown |= {name: str(path.relative_to(ROOT)) for name in named - known}
     assert not unknown
+
+
+def test_a_restart_is_proven_like_a_launch() -> None:
+    """What runs is stopped right after: rules and fabric are asked although it runs as planned, and in no other playbook."""
+    named = {
+        path.name
+        for path in (ROOT / "playbooks").glob("*.yml")
+        for play in load(path)
+        for task in play.get("tasks") or []
+        if (task.get("vars") or {}).get("preflight_launch") is True and "preflight" in str(task)
+    }
+    assert named == {"restart.yml"}
+    plan, check = load(ROOT / "roles" / "preflight" / "tasks" / "plan.yml")
+    assert plan["dgxspark.serving.serving_plan"]["launch"] == "{{ preflight_launch | default(false) }}"
+
+    def asked(in_place: bool, **given: bool) -> bool:
+        variables = {"preflight_inputs": {"peers": ["x"]}, "preflight_planned": {"plan": {"server_in_place": in_place}}, **given}
+        templar = Templar(loader=DataLoader(), variables=variables)
+        return all(templar.template(trust_as_template("{{ " + condition + " }}")) for condition in check["when"])
+
+    assert [asked(True), asked(False), asked(True, preflight_launch=True)] == [False, True, True]
+
+
+def test_an_inventory_of_one_node_needs_no_group_of_workers() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for folder in ("roles", "playbooks")
+        for path in (ROOT / folder).rglob("*.yml")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if re.search(r"groups(\[['\"]ray_workers['\"]\]|\.ray_workers)(?!\s*\|\s*default\()", line)
+    ]
+    assert found == []

@@ -121,6 +121,14 @@ def test_what_is_said(head, worker, said):
     assert message.startswith("spark_1: vllm: it broke. ") and said in " ".join(message.split())
 
 
+def test_logs_that_could_not_be_kept_are_not_claimed():
+    kept = "The logs are kept in /var/lib/dgxspark-serving/failed on the nodes"
+    assert f"{kept}." in evaluate("rollback_message", spark_1={**CAUSE, **TOUCHED}, spark_2=TOUCHED)
+    full = {"__rollback_look": {"touched": True, "ended": {}, "error": "No space left on device"}}
+    message = " ".join(evaluate("rollback_message", spark_1={**CAUSE, **TOUCHED}, spark_2=full).split())
+    assert f"{kept}, but not all on spark_2 (No space left on device)." in message
+
+
 @pytest.mark.parametrize(
     ("head", "worker", "removed"),
     [

@@ -105,4 +105,6 @@ def test_the_summary_of_a_run_that_found_nothing_to_do():
         "ansible_check_mode": False,
     }
     found = evaluate("verify_summary", head, in_place=True)
+    assert found["endpoint"] == "http://spark_1:30000/v1"
+    assert evaluate("verify_summary", {**head, "ansible_host": "fd00::5"}, in_place=True)["endpoint"] == "http://[fd00::5]:30000/v1"
     assert found["stages"].startswith("nothing to do, 3.") and found["downtime"] == "none: what serves was left alone"

@@ -208,6 +208,23 @@ def test_a_server_that_runs_has_shown_that_it_fits(run):
     assert result["plan"]["server_in_place"] and "warnings" not in result
 
 
+def test_what_runs_and_is_launched_again_is_asked_as_before_a_launch(run):
+    """restart.yml: all rules, and our own server is neither a holder of the GPU and the ports nor used memory."""
+    full = {"total": SPARK, "available": SPARK // 10, "free": SPARK // 20, "shm_total": 64 << 20}
+    members = gang.pair({"memory": {**full, "shm_total": SPARK // 2}}, {"memory": full})
+    for member in members:
+        containers = run(member["name"], members, check=False)["plan"]["nodes"][member["name"]]["containers"]
+        member["node"]["containers"] = [gang.container(name, labels=planned["labels"], gpu=True) for name, planned in containers.items()]
+        member["node"]["gpu"]["processes"] = [{"pid": 4000, "name": "python3", "memory_mib": 90000, "user": "root"}]
+        port = 30000 if member["head"] else 6400
+        member["node"]["listeners"] = [gang.listener(port, pid=4000, user="root", container=next(iter(containers)))]
+    assert run("spark-2", members)["plan"]["server_in_place"]
+    answer = run("spark-2", members, launch=True)
+    assert answer["failed"] and [finding["rule"] for finding in answer["findings"]] == ["shm"]
+    members[1]["node"]["memory"]["shm_total"] = SPARK // 2
+    assert run("spark-1", members, launch=True)["plan"]["server_in_place"] and "warnings" not in run("spark-1", members, launch=True)
+
+
 def test_before_the_model_is_there_the_recipe_says_its_size(run):
     members = loaded(300, complete=False, config=None)  # what is there of it so far says nothing
     inputs = {"settings": {**gang.settings(), "fabric_address": gang.ADDRESSES["spark-1"]}, "recipe": {"weights_gib": 250.0}}

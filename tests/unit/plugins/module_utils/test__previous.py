@@ -13,6 +13,8 @@ from ansible_collections.dgxspark.serving.plugins.module_utils import _previous
     [
         (["serve", "/m", "--host", "0.0.0.0", "--port", "30000"], "http://127.0.0.1:30000"),
         (["serve", "/m", "--host=192.168.200.12", "--port=8080"], "http://192.168.200.12:8080"),
+        (["serve", "/m", "--host", "fd00::5", "--port", "30000"], "http://[fd00::5]:30000"),
+        (["serve", "/m", "--host", "::", "--port", "30000"], "http://127.0.0.1:30000"),
         (["serve", "/m"], "http://127.0.0.1:8000"),
         (["serve", "/m", "--port"], "http://127.0.0.1:8000"),
     ],

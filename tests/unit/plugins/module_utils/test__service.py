@@ -195,6 +195,20 @@ def gang_other():
     return {"model": "example-org/other", "model_revision": "b" * 40, "api_port": 30001, "port_offset": 100}
 
 
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [("0.0.0.0", "http://127.0.0.1:1"), ("::", "http://127.0.0.1:1"), ("", "http://127.0.0.1:1"), ("a.b", "http://a.b:1"),
+     ("fd00::5", "http://[fd00::5]:1"), ("[fd00::5]", "http://[fd00::5]:1")],
+)  # fmt: skip
+def test_where_a_server_answers(host, url):
+    assert _service.local_url(host, 1) == url
+
+
+@pytest.mark.parametrize("listed", [None, [], {}, {"data": None}, {"data": ["m"]}, {"data": [{"id": "adapter", "parent": "m"}]}])
+def test_no_models(listed):
+    assert _service.base_models(listed) == []
+
+
 def test_ports_of_a_command_line():
     assert _service.ports("spark-vllm", ["serve", "/m", "--port", "30000", "--node-rank", "0", "--master-port", "29501"]) == [
         (30000, 30000),

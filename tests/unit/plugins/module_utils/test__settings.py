@@ -124,6 +124,8 @@ def test_names_that_only_resemble_a_secret_are_taken(key):
         ("::", "http://127.0.0.1:30000"),
         ("127.0.0.1", "http://127.0.0.1:30000"),
         ("10.1.230.180", "http://10.1.230.180:30000"),
+        ("fd00::5", "http://[fd00::5]:30000"),
+        ("::1", "http://[::1]:30000"),
     ],
 )
 def test_the_server_is_asked_where_it_listens(host, url):

@@ -343,6 +343,7 @@ def test_what_status_tells_of_the_units_for_the_boot(units, server, cells, notes
 def test_the_document_of_a_server():
     found = document(pair(server=HEALTHY))
     assert found["endpoint"] == "http://10.1.230.180:30000/v1"
+    assert _status.document(pair(), {**gang.settings(), "endpoint_host": "fd00::5"})["endpoint"] == "http://[fd00::5]:30000/v1"
     assert (found["model"], found["revision"], found["served_model_name"]) == (gang.MODEL, gang.REVISION, gang.MODEL)
     assert found["ray"] == {"alive": 2, "planned": 2, "unexpected": [], "version": "2.60.0"}
     assert found["load"]["tokens_per_second"] == 35.5

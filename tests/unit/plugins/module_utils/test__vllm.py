@@ -202,7 +202,7 @@ def test_died_prefers_a_known_cause_of_the_other_log():
         3,
         "ValueError: Ray component x is trying to use a port number 52365 that is used by other components.",
     )
-    assert problem.id == "RAY-06" and "52365" in problem.found
+    assert problem.id == "RAY-06" and "52365" in problem.found and "spark_port_offset" in problem.remedy
 
 
 def test_progress_line_and_when_it_is_due():
@@ -212,6 +212,17 @@ def test_progress_line_and_when_it_is_due():
     assert _vllm.should_show({"stage": "placement", "at": 0}, state, 1)
     assert not _vllm.should_show({"stage": "weights", "at": 0}, state, 14)
     assert _vllm.should_show({"stage": "weights", "at": 0}, state, 15)
+
+
+def test_a_long_compilation_has_what_spark_ready_timeout_gives():
+    """The remedies name what a user can set: no role and no variable has a limit for one stage."""
+    assert [_vllm.limits(None, total)["compile"] for total in (60, 3600, 7200)] == [2400, 2400, 4800]
+    assert _vllm.limits({"compile": 5}, 7200)["compile"] == 5
+    assert {**_vllm.limits(None, 7200), "compile": 2400} == _vllm.STAGE_TIMEOUTS
+    state = _vllm.advance(_vllm.new_state(0), ["Dynamo bytecode transform time: 4.2 s"], 10)
+    problem = _vllm.overdue(state, "spark-1", 2411, 3600, _vllm.limits(None, 3600))
+    assert "stage compile" in problem.found and "run again" in problem.remedy and "raise spark_ready_timeout" in problem.remedy
+    assert _vllm.overdue(state, "spark-1", 2411, 7200, _vllm.limits(None, 7200)) is None
 
 
 def test_limits():
@@ -287,10 +298,13 @@ def test_models():
         "max_model_len": 1024,
         "reason": "",
     }
+    adapters = [{"id": "m", "max_model_len": 1024, "parent": None}, {"id": "sql", "parent": "m"}, {"id": "chat", "parent": "m"}]
+    assert _vllm.check_models(ok({"data": adapters}), "m", "n")["max_model_len"] == 1024
     assert _vllm.check_models(status(503, "loading"), "m", "n")["reason"] == "/v1/models: HTTP 503: loading"
     for body, listed in (
         ({"data": [{"id": "glm"}]}, "glm"),
         ({"data": [{"id": "m"}, {"id": "x"}]}, "m, x"),
+        ({"data": [{"id": "glm"}, {"id": "m", "parent": "glm"}]}, "glm"),
         ({"data": []}, "nothing"),
         ([], "nothing"),
     ):

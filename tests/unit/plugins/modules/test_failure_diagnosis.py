@@ -157,6 +157,56 @@ def test_evidence_of_a_node(run, tmp_path):
     assert found["kernel.txt"] == "[Mon] Out of memory: Killed process 7 (ray::Worker)\n"
 
 
+def test_a_full_disk_does_not_cost_the_evidence(run, tmp_path, monkeypatch):
+    """What was not written is not said to be kept; the rest is written all the same."""
+    write = module.write_private
+
+    def full(path, text):
+        if path.endswith("spark-vllm.log"):
+            raise OSError(28, "No space left on device")
+        write(path, text)
+
+    monkeypatch.setattr(module, "write_private", full)
+    both = [container("spark-vllm", running=False, code=2), container("spark-ray")]
+    result = run(both, {"spark-vllm": [FLAG], "spark-ray": ["a raylet"]}, evidence=True)
+    assert sorted(result["evidence"]) == ["inspect.json", "kernel.txt", "spark-ray.log", "spark-vllm.log"] and FLAG in str(
+        result["evidence"]
+    )
+    assert result["kept"] == [str(tmp_path / "failed" / "spark-ray.log")] and result["changed"]
+    assert "No space left on device" in result["error"] and result["ended"]["container"] == "spark-vllm"
+    monkeypatch.setattr(module, "write_private", lambda path, text: full("spark-vllm.log", text))
+    result = run(both, evidence=True)
+    assert result["kept"] == [] and not result["changed"] and result["error"].count("No space left") == 1 and result["evidence"]
+
+
+def test_evidence_that_fails_does_not_cost_the_logs(run, tmp_path, monkeypatch):
+    def broken(*dummy):
+        raise OSError("gone")
+
+    monkeypatch.setattr(module, "evidence", broken)
+    result = run([container("spark-ray")], evidence=True)
+    assert result["kept"] == [str(tmp_path / "failed" / "spark-ray.log")] and result["error"] == "gone" and "evidence" not in result
+
+
+def test_a_file_that_vanishes_while_it_is_looked_at(run, tmp_path, monkeypatch):
+    """Ray removes and renames its logs as it ends."""
+    monkeypatch.setattr(module, "PROC", str(tmp_path / "proc"))
+    logs = tmp_path / "volume" / "ray" / "session_1" / "logs"
+    tmp = tmp_path / "proc" / "7" / "root" / "tmp"
+    for folder in (logs, tmp):
+        folder.mkdir(parents=True)
+    (logs / "raylet.err").write_text("a raylet\n")
+    (tmp / "nccl.spark-1.9.log").write_text("NCCL INFO NET/IB\n")
+    found = module.glob.glob
+    monkeypatch.setattr(module.glob, "glob", lambda pattern: [*found(pattern), pattern.replace("*", "gone")])
+    monkeypatch.setattr(module.os.path, "isfile", lambda path: True)
+    ray = container("spark-ray")
+    ray["State"]["Pid"], ray["Mounts"] = 7, [{"Source": str(tmp_path / "volume"), "Destination": "/tmp"}]
+    result = run([ray], evidence=True)
+    assert result["error"] == "" and result["evidence"]["ray/raylet.err"] == "a raylet\n"
+    assert result["evidence"]["nccl.spark-1.9.log"] == "NCCL INFO NET/IB\n"
+
+
 def test_no_evidence_unless_asked(run):
     assert "evidence" not in run([container("spark-ray")])
     assert "evidence" not in run(None, evidence=True)  # Docker does not answer

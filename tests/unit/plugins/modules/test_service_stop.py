@@ -17,14 +17,14 @@ from ansible_collections.dgxspark.serving.plugins.modules import service_stop
 class Machine:
     """A node with docker, systemd, ss and nvidia-smi: containers {name: dict} and units {name: state} that can be stopped and started."""
 
-    def __init__(self, containers=(), units=(), bare=(), stubborn=(), broken=(), gpu=()):
+    def __init__(self, containers=(), units=(), bare=(), stubborn=(), broken=(), gpu=(), compose=False, aliases=()):
         self.containers = {
-            c["name"]: {"running": True, "policy": "no", "port": None, "labels": {}, "pid": 100 + n, "execs": {}, **c}
+            c["name"]: {"running": True, "policy": "no", "port": None, "labels": {}, "pid": 100 + n, **c, "execs": dict(c.get("execs", {}))}
             for n, c in enumerate(containers)
         }
         self.created, self.signals, self.env_files = [], [], []
         self.units = {name: {"state": "active", "port": port, "pid": 500 + n} for n, (name, port) in enumerate(units)}
-        self.bare = list(bare)
+        self.bare, self.compose, self.aliases = list(bare), compose, dict(aliases)
         self.stubborn, self.broken, self.gpu = set(stubborn), set(broken), list(gpu)
         self.calls = []
         self.before_stop = lambda name: None
@@ -68,6 +68,8 @@ class Machine:
         if argv[:2] == ["container", "inspect"]:
             found = [self._inspect(n) for n in self.containers for asked in argv[2:] if asked in (n, self._ident(n))]
             return (0 if len(found) == len(argv) - 2 else 1), json.dumps(found), "" if found else "Error: No such container"
+        if argv[0] == "compose" and self.compose:
+            return self._compose(argv[2], argv[3])
         name = argv[-1]
         if argv[0] == "stop":
             self.before_stop(name)
@@ -97,18 +99,28 @@ class Machine:
             return 0, "it said why\n", ""
         return 1, "", "docker: 'compose' is not a docker command."
 
+    def _compose(self, project, verb):
+        """The plugin knows the containers that are there, and no more."""
+        for name, c in list(self.containers.items()):
+            if c["labels"].get("com.docker.compose.project") == project:
+                self._docker([verb, name])
+        return 0, "", ""
+
     def _systemctl(self, argv):
         if argv[0] == "show":
             names = argv[argv.index("--") + 1 :]
             blocks = []
-            for name in names:
+            for name in (self.aliases.get(asked, asked) for asked in names):
                 known = self.units.get(self.user + "/" + name if self.user else name)
                 blocks.append(
                     f"Id={name}\nLoadState={'loaded' if known else 'not-found'}\n"
-                    f"ActiveState={known['state'] if known else 'inactive'}\nUnitFileState=enabled\n"
+                    f"ActiveState={known['state'] if known else 'inactive'}\n"
+                    f"UnitFileState={known.get('boot', 'enabled') if known else ''}\n"
                 )
             return 0, "\n".join(blocks), ""
         unit = self.units[self.user + "/" + argv[-1] if self.user else argv[-1]]
+        if argv[0] in ("enable", "disable"):
+            unit["boot"] = argv[0] + "d"
         if argv[0] in ("stop", "start"):
             unit["state"] = "inactive" if argv[0] == "stop" else "active"
         return 0, "", ""
@@ -360,6 +372,71 @@ def test_the_old_service_does_not_start_at_the_next_boot_once_the_new_one_is_pro
     assert ["systemctl", "disable", "--", "ollama.service"] in machine.calls
     stop(machine, state="restored", record=str(stop.record.parent / "stopped.last.json"))
     assert machine.containers["old"]["policy"] == "always" and ["systemctl", "enable", "--", "ollama.service"] in machine.calls
+
+
+def test_a_compose_project_comes_back_whole(stop):
+    """Compose starts what is there; what was run by hand, what removed itself and the restart policy are ours to bring back."""
+    member = {"labels": {"com.docker.compose.project": "glm"}}
+    machine = Machine(
+        [{**IDLE, **member, "policy": "always"}, {"name": "once", "port": 30001, "auto_remove": True, **member}],
+        compose=True,
+    )
+    stop(machine, compose_projects=["glm"], ports=[30000, 30001])
+    assert not machine.containers["old"]["running"] and "once" not in machine.containers
+    stop(machine, state="forgotten")
+    assert machine.containers["old"]["policy"] == "no"
+    machine.api = lambda method, path, body: (machine.containers.update(once={**ONCE}), (201, {}))[1]
+    result = stop(machine, state="restored", record=str(stop.record.parent / "stopped.last.json"))
+    assert not result.get("failed"), result["msg"]
+    assert machine.containers["old"]["policy"] == "always" and machine.containers["old"]["execs"][950][1] == SERVE
+    assert machine.containers["once"]["running"] and ["docker", "compose", "-p", "glm", "start"] in machine.calls
+
+
+ONCE = {"name": "once", "running": False, "policy": "no", "port": 30001, "labels": {}, "pid": 300, "execs": {}}
+
+
+def test_what_was_stopped_long_ago_is_not_forgotten_for_what_is_stopped_now(stop):
+    last = stop.record.parent / "stopped.last.json"
+    machine = Machine([{**OLD, "policy": "always"}, {"name": "second", "port": 30002}], [("ollama.service", 11434)])
+    stop(machine, containers=["old"], units=["ollama"])
+    stop(machine, state="forgotten")
+    stop(machine, containers=["second"])
+    stop(machine, state="forgotten")
+    assert [entry["name"] for entry in json.loads(last.read_text())["stopped"]] == ["ollama.service", "old", "second"]
+    # Started by hand and stopped again: what it was before we changed it is still known, and where it answers now.
+    machine.containers["old"].update(running=True, port=30005)
+    machine.units["ollama.service"]["state"] = "active"
+    stop(machine, containers=["old"], units=["ollama"])
+    stop(machine, state="forgotten")
+    entries = {entry["name"]: entry for entry in json.loads(last.read_text())["stopped"]}
+    assert (entries["old"]["restart_policy"], entries["ollama.service"]["enabled"]) == ({"old": "always"}, "enabled")
+    assert [place["port"] for place in entries["old"]["ports"]] == [30005]
+    assert not stop(machine, state="restored", record=str(last)).get("failed")
+    assert machine.containers["old"]["policy"] == "always" and machine.units["ollama.service"]["boot"] == "enabled"
+    assert machine.containers["second"]["running"] and not last.exists()
+
+
+def test_a_broken_last_record_is_kept_and_no_reason_to_fail(stop):
+    """The new server is proven by then: a failure would take it away again."""
+    last = stop.record.parent / "stopped.last.json"
+    machine = Machine([{**OLD, "policy": "always"}])
+    stop(machine, **NAMED)
+    last.write_text("{broken")
+    assert "stopped.last.json" in stop(machine, check=True, state="forgotten")["warnings_list"][0] and last.read_text() == "{broken"
+    result = stop(machine, state="forgotten")
+    assert not result.get("failed") and "stopped.last.json.broken" in result["warnings_list"][0]
+    assert (last.parent / "stopped.last.json.broken").read_text() == "{broken"
+    assert [entry["name"] for entry in json.loads(last.read_text())["stopped"]] == ["old"]
+
+
+def test_a_unit_that_is_named_by_an_alias(stop):
+    """systemd answers with the unit's own name, and enables and disables nothing by an alias."""
+    machine = Machine(units=[("sglang.service", 30000)], aliases={"llm.service": "sglang.service"})
+    result = stop(machine, units=["llm"], ports=[30000])
+    assert [item["name"] for item in result["stopped"]] == ["sglang.service"] and result["stopped"][0]["ports"]
+    assert machine.units["sglang.service"]["state"] == "inactive"
+    stop(machine, state="restored")
+    assert machine.units["sglang.service"]["state"] == "active"
 
 
 def test_a_gpu_process_that_survives(stop, monkeypatch):

@@ -35,7 +35,7 @@ REFUSED = {"kind": "refused", "status": 0, "body": "", "error": ""}
 GOOD = {
     "/health": status(),
     "/metrics": status("vllm:num_requests_running 1\n"),
-    "/v1/models": status('{"data": [{"id": "m", "max_model_len": 4096}]}'),
+    "/v1/models": status('{"data": [{"id": "m", "max_model_len": 4096}, {"id": "adapter", "parent": "m"}]}'),
 }
 
 

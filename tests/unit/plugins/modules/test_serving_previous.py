@@ -24,7 +24,7 @@ class Machine:
         self.calls = []
         self.fails = ()
         self.answers = True
-        self.asked = []
+        self.asked, self.more = [], [{"id": "adapter", "parent": "tiny"}]
         for name in names:
             self.launch(name, **more)
 
@@ -81,7 +81,7 @@ class Machine:
         self.asked.append(url)
         if not self.answers:
             return 0, ""
-        return 200, json.dumps({"data": [{"id": "tiny"}]})
+        return 200, json.dumps({"data": [{"id": "tiny", "parent": None}, *self.more]})
 
     @property
     def states(self):
