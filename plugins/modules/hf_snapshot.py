@@ -414,7 +414,7 @@ class HfSnapshot:
         try:
             rows, dangling = _snapshot.list_plain(self.folder, self.key)
         except OSError as exc:
-            raise self._incomplete(f"{exc.filename}: {exc.strerror}") from exc
+            raise self._incomplete(_snapshot.plain_error(_snapshot.model_path(self.folder, self.key), exc)) from exc
         rows = [row for row in rows if _download.wanted(row["path"], self.params["allow_patterns"], self.params["ignore_patterns"])]
         paths = [row["path"] for row in rows]
         missing = dangling + _snapshot.missing_shards(paths + dangling) + _snapshot.missing_of_index(self.folder, paths)

@@ -364,6 +364,14 @@ def test_a_gguf_file_is_a_model(bench: Bench, tmp_path: Path) -> None:
     assert none["problem"]["id"] == "model-incomplete" and str(tmp_path / "none.gguf") in none["msg"]
 
 
+@pytest.mark.parametrize("check", [True, False])
+def test_a_file_that_is_no_model(bench: Bench, tmp_path: Path, check: bool) -> None:
+    path = plain(tmp_path) / "m-00001-of-00002.safetensors"
+    result = bench.run(check=check, repo_id=str(path), endpoint="http://127.0.0.1:1", python="")
+    assert result["problem"]["id"] == "model-incomplete"
+    assert f"{path}: it is a file; only a directory or a GGUF file is a model" in result["msg"]
+
+
 def test_content_that_changed_under_its_old_time(bench: Bench, tmp_path: Path) -> None:
     folder = plain(tmp_path)
     over = {"repo_id": str(folder), "endpoint": "http://127.0.0.1:1", "python": ""}
