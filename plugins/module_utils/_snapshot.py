@@ -684,6 +684,18 @@ def write_ref(folder: str, ref: str, commit: str, owner: Owner) -> bool:
     return True
 
 
+def _wanted_mode(mode: int) -> int:
+    """Permissions that a directory or file of the cache has at least, with those that it has."""
+    return (0o755 if stat.S_ISDIR(mode) else 0o644) | stat.S_IMODE(mode)
+
+
+def needs_repair(info: os.stat_result, owner: Owner) -> bool:
+    """Whether ``repair_access`` would change the owner or the mode of this directory, file or link."""
+    if os.geteuid() == 0 and info.st_uid != owner.uid:
+        return True
+    return not stat.S_ISLNK(info.st_mode) and _wanted_mode(info.st_mode) != stat.S_IMODE(info.st_mode)
+
+
 def repair_access(cache_dir: str, repo_id: str, owner: Owner) -> list[str]:
     """Give what another user (root in a container, MOD-06) left of this model to the login user, readable for all; paths that were changed.
 
@@ -695,11 +707,10 @@ def repair_access(cache_dir: str, repo_id: str, owner: Owner) -> list[str]:
 
     def fix(path: str) -> None:
         info = os.lstat(path)
-        link = stat.S_ISLNK(info.st_mode)
-        want = (0o755 if stat.S_ISDIR(info.st_mode) else 0o644) | stat.S_IMODE(info.st_mode)
-        foreign = os.geteuid() == 0 and (info.st_uid, info.st_gid) != (owner.uid, owner.gid) and info.st_uid != owner.uid
-        if foreign or (not link and want != stat.S_IMODE(info.st_mode)):
-            _give(path, owner if foreign else Owner(info.st_uid, info.st_gid), None if link else want)
+        if needs_repair(info, owner):
+            own = info.st_uid == owner.uid or os.geteuid() != 0
+            mode = None if stat.S_ISLNK(info.st_mode) else _wanted_mode(info.st_mode)
+            _give(path, Owner(info.st_uid, info.st_gid) if own else owner, mode)
             changed.append(path)
 
     for top in (os.path.dirname(folder), os.path.dirname(locks)):

@@ -352,11 +352,12 @@ class HfSnapshot:
         commit, rows = self._from_disk() if self.params["offline"] else self._from_hub()
         self._report(commit, rows)
         missing = self._sort_out(commit, rows)
-        reclaimed = self._remove_dead_parts()
-        if missing and self.params["adopt"] and not self.module.check_mode:
-            missing = self._adopt(missing)
+        dead = self._remove_dead_parts()
+        reclaimed = dead if self.module.check_mode else 0
+        if missing and self.params["adopt"]:
+            missing = self._adopt(missing, reclaimed)
         if missing:
-            self._get(commit, rows, missing, reclaimed if self.module.check_mode else 0)
+            self._get(commit, rows, missing, reclaimed)
         if not self.module.check_mode:
             self._finish(commit, rows)
 
@@ -455,8 +456,38 @@ class HfSnapshot:
         _snapshot.write_stamp(self.folder, self.key, rows, self.stamp_dir, patterns=self._patterns())
         self._report(self.key, rows, verified=True)
 
-    def _adopt(self, missing: list[dict[str, t.Any]]) -> list[dict[str, t.Any]]:
-        """Take what plain folders have; the rows that are still missing."""
+    def _adopt(self, missing: list[dict[str, t.Any]], reclaimed: int) -> list[dict[str, t.Any]]:
+        """Take what plain folders have; the rows that are still missing. In check mode what has the right size counts as right.
+        ``reclaimed``: bytes that a run would free first.
+        """
+        found = self._adoptable(missing)
+        if not self.module.check_mode:
+            digests = self._hash([(path, row["algo"]) for row, path in found])
+            found = [(row, path) for (row, path), digest in zip(found, digests, strict=True) if digest == row["blob"]]
+        taken = {row["blob"]: (row, path) for row, path in found}
+        copies = []
+        for row, path in taken.values():
+            if not self._link(row, path):
+                copies.append((row, path))
+        left = [row for row in missing if row["blob"] not in taken]
+        size = sum(row["size"] for row in _snapshot.unique_blobs(left))
+        self.result["missing"] = {"files": len(left), "bytes": size}
+        if copies:
+            reason = f"of another file system, not {self.login.name}'s or without mode 0644"
+            what = f"{self.repo} ({len(left)} files to download, {len(copies)} to copy from spark_model_adopt: {reason})"
+            self._check_space(size + sum(row["size"] for row, path in copies), reclaimed, what)
+        if taken:
+            verb = "would adopt" if self.module.check_mode else "adopted"
+            self.result["changed"] = True
+            how = f" ({len(copies)} of them as copies)" if copies else ""
+            self.result["actions"].append(f"{verb} {len(taken)} files from {', '.join(self.params['adopt'])}{how}")
+        if not self.module.check_mode:
+            for row, path in copies:
+                self._copy(row, path)
+        return left
+
+    def _adoptable(self, missing: list[dict[str, t.Any]]) -> list[tuple[dict[str, t.Any], str]]:
+        """Rows that a folder of ``adopt`` has in the right size, with the file there."""
         found = []
         for row in missing:
             for folder in self.params["adopt"]:
@@ -465,28 +496,40 @@ class HfSnapshot:
                     if os.stat(path).st_size == row["size"]:
                         found.append((row, os.path.realpath(path)))
                         break
-        digests = self._hash([(path, row["algo"]) for row, path in found])
+        return found
+
+    def _link(self, row: dict[str, t.Any], path: str) -> bool:
+        """Link an adopted file into the cache; False when it has to be copied. In check mode whether it could be."""
         blobs = os.path.join(self.folder, "blobs")
-        taken = set()
-        for (row, path), digest in zip(found, digests, strict=True):
-            if digest != row["blob"]:
-                continue
-            _transfer.make_dirs(blobs, self.login.uid, self.login.gid)
-            target = os.path.join(blobs, row["blob"])
-            temp = f"{target}.{os.getpid()}.adopt"
-            try:
-                os.link(path, temp)
-            except OSError:
-                shutil.copyfile(path, temp)
-                _transfer.own(temp, self.login.uid, self.login.gid, 0o644)
+        info = os.stat(path)
+        # a link is the user's own file: what the cache needs of owner and mode would be done to it
+        if _snapshot.needs_repair(info, self.owner) or info.st_dev != os.stat(_transfer.nearest_existing(blobs)).st_dev:
+            return False
+        if self.module.check_mode:
+            return True
+        _transfer.make_dirs(blobs, self.login.uid, self.login.gid)
+        target = os.path.join(blobs, row["blob"])
+        temp = f"{target}.{os.getpid()}.adopt"
+        try:
+            os.link(path, temp)
+        except OSError:
+            return False
+        os.replace(temp, target)
+        return True
+
+    def _copy(self, row: dict[str, t.Any], path: str) -> None:
+        """Copy an adopted file into the cache."""
+        blobs = os.path.join(self.folder, "blobs")
+        _transfer.make_dirs(blobs, self.login.uid, self.login.gid)
+        target = os.path.join(blobs, row["blob"])
+        temp = f"{target}.{os.getpid()}.adopt"
+        try:
+            shutil.copyfile(path, temp)
+            _transfer.own(temp, self.login.uid, self.login.gid, 0o644)
             os.replace(temp, target)
-            taken.add(row["blob"])
-        if taken:
-            self.result["changed"] = True
-            self.result["actions"].append(f"adopted {len(taken)} files from {', '.join(self.params['adopt'])}")
-        left = [row for row in missing if row["blob"] not in taken]
-        self.result["missing"] = {"files": len(left), "bytes": sum(row["size"] for row in _snapshot.unique_blobs(left))}
-        return left
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temp)
 
     # -- a repository
 
@@ -592,10 +635,8 @@ class HfSnapshot:
             self.result["actions"].append(f"verified {len(rows)} files of {_transfer.human(sum(row['size'] for row in rows))} by hash")
         return [row for row in rows if row["blob"] in wrong]
 
-    def _get(self, commit: str, rows: list[dict[str, t.Any]], missing: list[dict[str, t.Any]], reclaimed: int) -> None:
-        """Download what is missing; twice when the hub sent wrong content. ``reclaimed``: bytes that a run would free first."""
-        size = self.result["missing"]["bytes"]
-        what = f"{self.repo} ({len(missing)} files)"
+    def _check_space(self, size: int, reclaimed: int, what: str) -> None:
+        """Raises Problem when ``size`` bytes do not fit into the cache."""
         _transfer.check_space(
             os.path.join(self.cache, "hub"),
             size,
@@ -606,6 +647,11 @@ class HfSnapshot:
             what=what,
             factor=1.1,
         )
+
+    def _get(self, commit: str, rows: list[dict[str, t.Any]], missing: list[dict[str, t.Any]], reclaimed: int) -> None:
+        """Download what is missing; twice when the hub sent wrong content. ``reclaimed``: bytes that a run would free first."""
+        size = self.result["missing"]["bytes"]
+        self._check_space(size, reclaimed, f"{self.repo} ({len(missing)} files)")
         self.result["changed"] = True
         verb = "would download" if self.module.check_mode else "downloaded"
         self.result["actions"].append(f"{verb} {len(missing)} files ({_transfer.human(size)}) of {self.repo} at {commit[:12]}")

@@ -285,6 +285,103 @@ def test_plain_folders_are_adopted(bench: Bench, tmp_path: Path) -> None:
     assert (folder / "m-00002-of-00002.safetensors").read_bytes() == b"3" * 90000
 
 
+def local_dir(root: Path, mode: int = 0o644) -> Path:
+    """The whole model as `hf download --local-dir` leaves it."""
+    folder = root / "local"
+    for path, data in FILES.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(data)
+        (folder / path).chmod(mode)
+    return folder
+
+
+def facts(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Owner, mode, size and time of every file."""
+    infos = {path: (folder / path).stat() for path in FILES}
+    return {path: (info.st_uid, info.st_gid, info.st_mode, info.st_size, info.st_mtime_ns) for path, info in infos.items()}
+
+
+def test_what_is_linked_needs_no_space(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look before the download asks for as much room as the run itself: for what no folder has."""
+    folder = local_dir(tmp_path)
+    monkeypatch.setattr(_transfer, "free_bytes", lambda path: 10)
+    check = bench.run(check=True, adopt=[str(folder)])
+    assert check["changed"] and check["missing"] == {"files": 0, "bytes": 0}, check.get("msg")
+    assert check["actions"] == [f"would adopt 4 files from {folder}"] and not bench.cache.exists()
+    (folder / "sub" / "t.json").unlink()
+    (folder / "m-00002-of-00002.safetensors").write_bytes(b"2" * 89999)
+    short = bench.run(check=True, adopt=[str(folder)])
+    assert short["problem"]["id"] == "disk-model" and "(2 files)" in short["msg"]
+    monkeypatch.setattr(_transfer, "free_bytes", lambda path: 110_000)
+    check = bench.run(check=True, adopt=[str(folder)])
+    assert check["missing"] == {"files": 2, "bytes": 90002} and "would download 2 files" in check["actions"][1]
+    run = bench.run(adopt=[str(folder)])
+    assert run["missing"] == check["missing"] and run["snapshot"]["verified"], run.get("msg")
+
+
+@pytest.mark.parametrize(("mode", "linked"), [(0o644, True), (0o664, True), (0o755, True), (0o600, False), (0o640, False), (0o444, False)])
+def test_adopted_files_stay_as_they_are(bench: Bench, tmp_path: Path, mode: int, linked: bool) -> None:
+    """A link is the user's own file, and the cache gives owner and mode to what it has."""
+    folder = local_dir(tmp_path, mode)
+    before = facts(folder)
+    result = bench.run(adopt=[str(folder)], python="")
+    assert result["snapshot"]["verified"] and facts(folder) == before, result.get("msg")
+    for path in FILES:
+        blob = (Path(result["snapshot"]["path"]) / path).stat()
+        assert (blob.st_ino == (folder / path).stat().st_ino) is linked and blob.st_mode & 0o644 == 0o644
+    assert result["actions"][0] == f"adopted 4 files from {folder}" + ("" if linked else " (4 of them as copies)")
+    assert not [name for name in os.listdir(bench.folder / "blobs") if "adopt" in name]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="files of two users")
+def test_adopted_files_stay_their_owners(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = local_dir(tmp_path)
+    os.chown(folder / "config.json", 12345, 12345)
+    monkeypatch.setenv("SUDO_UID", "54321")
+    os.chown(folder / "sub" / "t.json", 54321, 12345)
+    before = facts(folder)
+    result = bench.run(adopt=[str(folder)], python="")
+    assert result["snapshot"]["verified"] and facts(folder) == before, result.get("msg")
+    assert result["actions"][0] == f"adopted 4 files from {folder} (3 of them as copies)"
+    assert {(Path(result["snapshot"]["path"]) / path).stat().st_uid for path in FILES} == {54321}
+
+
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("reason", ["mode", "disk"])
+def test_copies_of_adopted_files_need_space(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: bool, reason: str
+) -> None:
+    folder = local_dir(tmp_path, 0o600 if reason == "mode" else 0o644)
+    if reason == "disk":
+        original = os.stat
+        local = os.path.realpath(folder)
+
+        def elsewhere(path: t.Any, *args: t.Any, **options: t.Any) -> os.stat_result:
+            info = original(path, *args, **options)
+            values = list(info)
+            values[2] += str(path).startswith(local)
+            return os.stat_result(values, {name: getattr(info, name) for name in dir(info) if name.startswith("st_") and name != "st_dev"})
+
+        monkeypatch.setattr(os, "stat", elsewhere)
+    monkeypatch.setattr(_transfer, "free_bytes", lambda path: TOTAL)
+    failed = bench.run(check=check, adopt=[str(folder)], python="")
+    assert failed["problem"]["id"] == "disk-model" and "0 files to download, 4 to copy from spark_model_adopt" in failed["msg"]
+    monkeypatch.setattr(_transfer, "free_bytes", lambda path: 2 * TOTAL)
+    good = bench.run(check=check, adopt=[str(folder)], python="")
+    assert good["actions"][0].endswith("(4 of them as copies)") and good["missing"]["files"] == 0, good.get("msg")
+
+
+def test_a_file_system_that_links_nothing(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of the device says nothing about it: two mounts of one file system."""
+
+    def refuse(*args: t.Any) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", refuse)
+    result = bench.run(adopt=[str(local_dir(tmp_path))], python="")
+    assert result["snapshot"]["verified"] and "4 of them as copies" in result["actions"][0], result.get("msg")
+
+
 def test_offline_the_index_counts(bench: Bench) -> None:
     """A weight file that only the index knows is missing, unless it is left out on purpose."""
     (bench.model / "files" / "w.safetensors.index.json").write_text('{"weight_map": {"a": "lost.safetensors"}}')
