@@ -28,6 +28,8 @@ description:
   - The download itself uses C(huggingface_hub) of the serving image in a short-lived container, or a given Python. It is watched by the
     growth of
     bytes on disk; when it stands still it is stopped and tried again without Xet.
+  - E(HTTP_PROXY), E(HTTPS_PROXY) and E(NO_PROXY) (also in small letters) of the task's environment or of C(/etc/environment) count for the
+    metadata and for the download. A login in them is in no argument and in no result; C(docker inspect) shows it while the container lives.
 extends_documentation_fragment:
   - dgxspark.serving.attributes
   - dgxspark.serving.attributes.node
@@ -87,7 +89,9 @@ options:
   adopt:
     description:
       - Folders on the node that may hold files of this model under their own names (C(hf download --local-dir)). What has the right content is
-        linked into the cache (copied where the file systems differ) and not downloaded.
+        linked into the cache and not downloaded. It is copied where the file systems differ, and where the cache would need another owner or
+        mode (the login user, 0644 at least); the files in the folder stay as they are.
+      - In check mode a file of the right size counts as right.
     type: list
     elements: str
     default: []
@@ -109,7 +113,7 @@ options:
     type: int
     default: 8
   timeout:
-    description: Seconds after which the whole download is given up.
+    description: Seconds after which the whole download is given up. It is not tried again then; finished files are reused by the next run.
     type: int
     default: 14400
   stall_timeout:
@@ -212,6 +216,7 @@ import secrets
 import shutil
 import time
 import typing as t
+import urllib.parse
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -220,31 +225,46 @@ from ansible_collections.dgxspark.serving.plugins.module_utils._problem import P
 
 STAGE = "hf_snapshot"
 RUN_DIR = "/run/dgxspark-serving"
-_RETRY_KINDS = ("hub-unreachable", "hub-429", "hub-download")
+_RETRY_KINDS = ("hub-unreachable", "hub-429", "hub-download", "stall")
+# Not ALL_PROXY: urllib, which asks for the metadata, knows none, and a SOCKS proxy needs a library that images do not have.
+PROXIES = tuple(spelling for name in ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY") for spelling in (name, name.lower()))
 
 
 def tree_bytes(paths: t.Iterable[str], limit: int = 20000) -> int:
-    """Bytes that files below some directories really occupy (growth = progress); looks at ``limit`` entries at most."""
+    """Bytes that files below some directories really occupy (growth = progress); looks at about ``limit`` entries of each, so that a large
+    one hides no growth of another.
+    """
     total = 0
-    pending = list(paths)
-    while pending and limit > 0:
-        try:
-            with os.scandir(pending.pop()) as entries:
-                for entry in entries:
-                    limit -= 1
-                    with contextlib.suppress(OSError):
-                        if entry.is_dir(follow_symlinks=False):
-                            pending.append(entry.path)
-                        else:
-                            total += entry.stat(follow_symlinks=False).st_blocks * 512
-        except OSError:
-            continue
+    for path in paths:
+        pending, left = [path], limit
+        while pending and left > 0:
+            try:
+                with os.scandir(pending.pop()) as entries:
+                    for entry in entries:
+                        left -= 1
+                        with contextlib.suppress(OSError):
+                            if entry.is_dir(follow_symlinks=False):
+                                pending.append(entry.path)
+                            else:
+                                total += entry.stat(follow_symlinks=False).st_blocks * 512
+            except OSError:
+                continue
     return total
 
 
+def proxy_logins(environ: t.Mapping[str, str]) -> set[str]:
+    """``user:password`` of the proxies in an environment, as it is written there and decoded: what no result may show."""
+    logins = set()
+    for name in PROXIES:
+        login = environ.get(name, "").rpartition("@")[0].rpartition("//")[2]
+        if ":" in login:
+            logins |= {login, urllib.parse.unquote(login)}
+    return logins
+
+
 def container_argv(params: dict[str, t.Any], place: dict[str, str], login: _snapshot.Login, xet: bool) -> list[str]:
-    """``docker run`` of the downloader: no GPU, no secrets in argv or environment, the user's uid, everything that an image may have
-    baked in overridden.
+    """``docker run`` of the downloader: no GPU, no secrets in argv, no token in the environment, the user's uid, everything that an image
+    may have baked in overridden. Proxies (of this process's environment) go in by name, because a value may hold a password.
     """
     env = {
         "HOME": "/tmp",
@@ -280,6 +300,8 @@ def container_argv(params: dict[str, t.Any], place: dict[str, str], login: _snap
         argv += ["--env", f"{key}={value}"]
     # a token in the image's environment would win over the file; an empty value counts as none for huggingface_hub
     argv += ["--env", "HF_TOKEN=", "--env", "HUGGING_FACE_HUB_TOKEN="]
+    for name in PROXIES:
+        argv += ["--env", name] if name in os.environ else []
     return [*argv, params["image"], "/job/_download.py", "/job/job.json"]
 
 
@@ -322,6 +344,7 @@ class HfSnapshot:
         if self._stamped():
             return
         if not (self.params["offline"] or self.plain):
+            self.module.no_log_values.update(proxy_logins(os.environ))
             self._read_token()
         lock = os.path.join(self.run_dir, f"hf-{hashlib.sha256(self.folder.encode()).hexdigest()[:12]}.lock")
         guard = (
@@ -724,10 +747,12 @@ class Downloader:
             self._clean_incomplete(before)
             if not error:
                 break
-            if error["kind"] not in (*_RETRY_KINDS, "stall") or attempt == self.params["retries"]:
+            wait = error.get("retry_after") or 2.0**attempt
+            # an attempt that could only begin when the time is over would hide why this one ended
+            late = time.monotonic() + wait >= self.deadline
+            if error["kind"] not in _RETRY_KINDS or attempt == self.params["retries"] or late:
                 raise self._final(error)
             xet = False
-            wait = min(error.get("retry_after") or 2.0**attempt, max(0.0, self.deadline - time.monotonic()))
             self.parent.result["actions"].append(
                 f"attempt {attempt + 1} ended ({error['message']}); tried again without Xet after {wait:.0f} s"
             )
@@ -742,6 +767,13 @@ class Downloader:
                 f"the download of {self.parent.repo} {error['message']}, {_transfer.human(tree_bytes([self.blobs]))} are on disk",
                 f"growth of bytes on disk within {self.params['stall_timeout']} s",
                 "check the Internet connection of this node and run again: finished files are reused",
+            )
+        if error["kind"] == "download-timeout":
+            return self.parent.problem(
+                "download-timeout",
+                f"the download of {self.parent.repo} {error['message']}, {_transfer.human(tree_bytes([self.blobs]))} are on disk",
+                f"the whole download within {self.params['timeout']} s",
+                "raise spark_download_timeout and run again: finished files are reused",
             )
         if error["kind"] == "hub-no-library":
             where = self.params["python"] or self.params["image"]
@@ -778,9 +810,9 @@ class Downloader:
             else:
                 ended, text = self._run_container(job, name, key, xet)
             if ended:
-                kind = "stall" if ended == "stall" else "hub-download"
-                message = f"stood still for {self.params['stall_timeout']} s" if ended == "stall" else "took longer than the timeout"
-                return {"kind": kind, "message": message}
+                if ended == "stall":
+                    return {"kind": "stall", "message": f"stood still for {self.params['stall_timeout']} s"}
+                return {"kind": "download-timeout", "message": "took longer than the timeout"}
             return self._result(job, text)
         finally:
             shutil.rmtree(job, ignore_errors=True)

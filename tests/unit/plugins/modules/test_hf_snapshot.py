@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 import stat
@@ -252,6 +253,34 @@ def test_a_stall_without_end_is_MOD_02(bench: Bench, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("STUB_STALL_WITH_XET", "1")
     result = bench.run(stall_timeout=1)
     assert result["problem"]["id"] == "MOD-02" and "within 1 s" in result["msg"]
+
+
+def test_a_download_that_takes_too_long_is_not_tried_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STUB_STALL_WITH_XET", "1")
+    result = bench.run(timeout=2, retries=3)
+    assert result["problem"]["id"] == "download-timeout" and "spark_download_timeout" in result["problem"]["remedy"]
+    assert "within 2 s" in result["msg"] and len(bench.attempts()) == 1 and "tried again" not in json.dumps(result)
+
+
+def test_no_attempt_begins_after_the_time_is_over(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ended the last one in time is reported."""
+    monkeypatch.setenv("STUB_STALL_WITH_XET", "1")
+    result = bench.run(timeout=2, stall_timeout=1, retries=3)
+    assert result["problem"]["id"] == "MOD-02" and len(bench.attempts()) == 1
+
+
+def test_a_large_directory_hides_no_growth_of_another(tmp_path: Path) -> None:
+    """The cache of Xet may hold more files than are looked at."""
+    blobs, xet = tmp_path / "blobs", tmp_path / "xet"
+    for folder in (blobs, xet / "a", xet / "b"):
+        folder.mkdir(parents=True)
+    for number in range(30):
+        (xet / "ab"[number % 2] / str(number)).write_bytes(b"")
+    for paths in ([blobs, xet], [xet, blobs]):
+        before = hf_snapshot.tree_bytes(map(str, paths), limit=10)
+        with (blobs / "new").open("ab") as handle:
+            handle.write(b"x" * 100_000)
+        assert hf_snapshot.tree_bytes(map(str, paths), limit=10) >= before + 90_000
 
 
 def test_offline_trusts_the_disk_and_verifies_it(bench: Bench) -> None:
@@ -564,6 +593,38 @@ def test_container_definition() -> None:
     ):
         assert part in text
     assert "--privileged" not in text and "--gpus" not in text
+
+
+def test_proxies_reach_the_container_and_their_password_nobody(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By name only: the value of an argument is in every list of processes."""
+    for name in hf_snapshot.PROXIES:
+        monkeypatch.delenv(name, raising=False)
+    login = _snapshot.Login("spark", 1000, 1001, "/home/spark")
+    place = {"name": "n", "key": "k", "job": "/run/x/job", "hub": "/data/hub", "xet": "/c/xet"}
+
+    def names() -> list[str]:
+        argv = hf_snapshot.container_argv({"endpoint": "https://hub", "image": "org/img:1"}, place, login, True)
+        return [after for word, after in itertools.pairwise(argv) if word == "--env" and "=" not in after]
+
+    assert names() == []
+    monkeypatch.setenv("HTTPS_PROXY", "http://user:pass%21word@proxy:3128")
+    monkeypatch.setenv("https_proxy", "")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    assert names() == ["HTTPS_PROXY", "https_proxy", "no_proxy"]
+    assert hf_snapshot.proxy_logins(os.environ) == {"user:pass%21word", "user:pass!word"}
+    assert hf_snapshot.proxy_logins({"http_proxy": "u:p@proxy:1", "HTTP_PROXY": "http://proxy:3128", "NO_PROXY": "a,b"}) == {"u:p"}
+
+    # what the program says about the proxy gets into no result, and docker has the value from its own environment
+    script = """case $1 in
+run) echo "$HTTPS_PROXY" > ROOT/value;;
+container) exit 1;;
+logs) echo "ProxyError http://user:pass%21word@proxy:3128 user:pass!word";;
+esac"""
+    log = fake_docker(tmp_path, monkeypatch, script.replace("ROOT", str(tmp_path)))
+    result = bench.run(python="", image="x:1")
+    assert result["problem"]["id"] == "hub-download" and "ProxyError" in result["msg"]
+    assert "word" not in json.dumps(result).replace("words", "") and "word" not in log.read_text()
+    assert (tmp_path / "value").read_text() == "http://user:pass%21word@proxy:3128\n"
 
 
 @pytest.mark.parametrize(
