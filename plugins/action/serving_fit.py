@@ -129,6 +129,9 @@ class ActionModule(ActionBase):
         weights = weights or (int(snapshot.get("weights") or 0) if snapshot.get("complete") else 0)
         if snapshot.get("config") and weights:
             return snapshot["config"], weights
+        if _snapshot.is_plain(settings["model"]):  # a path: no hub knows it
+            lacks = "no config.json" if weights else "no weights beside its config.json"
+            raise source_problem(f"{settings['model']} on the head: {snapshot.get('reason') or (lacks if snapshot else 'no look at it')}")
         config, size = self._from_hub(settings, variables)
         return config, weights or size
 

@@ -58,14 +58,31 @@ def refs_of(folder: str) -> dict[str, str]:
     return found
 
 
+def folders_of(cache_dir: str) -> list[str]:
+    """Names of the models' folders in the cache, and of models of which there are only parts of a copy that was interrupted. Raises OSError."""
+    hub = os.path.join(cache_dir, "hub")
+    staging = os.path.dirname(_snapshot.staging_dir(cache_dir, "any"))
+    found = []
+    for place in (hub, staging):
+        for name in os.listdir(place) if os.path.isdir(place) else []:
+            path = os.path.join(place, name)
+            # a link in the hub stays what it is, and so does what belongs to it
+            if (
+                name.startswith("models--")
+                and os.path.isdir(path)
+                and not os.path.islink(path)
+                and not os.path.islink(os.path.join(hub, name))
+            ):
+                found.append(name)
+    return sorted(set(found))
+
+
 def scan(cache_dir: str, stamp_dir: str | None = None) -> list[dict[str, t.Any]]:
     """Every model in the cache: ``{repo_id, bytes, partial, revisions: [{revision, refs, complete, verified, bytes, reason}]}``."""
     hub = os.path.join(cache_dir, "hub")
     models = []
-    for name in sorted(os.listdir(hub)) if os.path.isdir(hub) else []:
+    for name in folders_of(cache_dir):
         folder = os.path.join(hub, name)
-        if not name.startswith("models--") or not os.path.isdir(folder) or os.path.islink(folder):
-            continue
         repo = repo_of(name)
         refs = refs_of(folder)
         snapshots = os.path.join(folder, "snapshots")
@@ -251,5 +268,6 @@ def table(rows: t.Sequence[t.Mapping[str, t.Any]], running: t.Collection[str], k
                 refs = f" ({', '.join(revision['refs'])})" if revision["refs"] else ""
                 lines.append([row["node"], repo, commit[:12] + refs, text_of(revision["bytes"] or 0), state, use])
             if not model["revisions"]:
-                lines.append([row["node"], repo, "-", text_of(model["bytes"]), "incomplete: no snapshot", ""])
+                state = "incomplete: no snapshot" + (f" (+ {text_of(model['partial'])} in parts)" if model["partial"] else "")
+                lines.append([row["node"], repo, "-", text_of(model["bytes"]), state, ""])
     return "\n".join(columns(lines))

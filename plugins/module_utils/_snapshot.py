@@ -207,8 +207,9 @@ def stamp_mismatch(stamp: t.Mapping[str, t.Any], snapshot: str) -> str | None:
 
 def list_plain(folder: str, key: str) -> tuple[list[dict[str, t.Any]], list[str]]:
     """What belongs to a plain model: ``(manifest rows without hashes, paths of links without a file)``."""
-    rows, dangling = list_snapshot(folder)
     name = key[len(PLAIN) + 1 :]
+    # a GGUF file lies among anything (a home directory): what is below is no part of it
+    rows, dangling = list_snapshot(folder, deep=not name)
     series = _SHARD.fullmatch(name)
 
     def belongs(path: str) -> bool:
@@ -237,8 +238,10 @@ def missing_of_index(top: str, paths: t.Iterable[str]) -> list[str]:
     return sorted(missing)
 
 
-def list_snapshot(snapshot: str) -> tuple[list[dict[str, t.Any]], list[str]]:
-    """What lies in a snapshot directory: ``(manifest rows, paths of links without a file)``. Stats and readlinks only."""
+def list_snapshot(snapshot: str, deep: bool = True) -> tuple[list[dict[str, t.Any]], list[str]]:
+    """What lies in a snapshot directory, with ``deep`` also below it: ``(manifest rows, paths of links without a file)``. Stats and
+    readlinks only. Raises OSError.
+    """
     rows: list[dict[str, t.Any]] = []
     dangling: list[str] = []
     pending = [""]
@@ -248,7 +251,8 @@ def list_snapshot(snapshot: str) -> tuple[list[dict[str, t.Any]], list[str]]:
             for entry in entries:
                 path = prefix + entry.name
                 if entry.is_dir(follow_symlinks=False):
-                    pending.append(path + "/")
+                    if deep:
+                        pending.append(path + "/")
                     continue
                 try:
                     info = entry.stat()
@@ -347,13 +351,23 @@ def other_patterns(stamp: t.Mapping[str, t.Any], patterns: t.Mapping[str, t.Any]
     return patterns is not None and stamp.get("patterns") is not None and stamp["patterns"] != patterns
 
 
+def plain_error(path: str, error: OSError) -> str:
+    """Why the files of the plain model ``path`` cannot be listed."""
+    if isinstance(error, NotADirectoryError) and os.path.isfile(path):
+        return "it is a file; only a directory or a GGUF file is a model"
+    return f"{error.filename or path}: {error.strerror}"
+
+
 def _plain_state(repo_id: str, stamp_dir: str | None, patterns: t.Mapping[str, t.Any] | None = None) -> dict[str, t.Any] | None:
     folder, key = plain_place(repo_id)
     path = model_path(folder, key)
     if not os.path.exists(path):
         return _state(repo_id, None, "", reason=f"there is no {path}")
     stamp = read_stamp(stamp_path(folder, key, stamp_dir))
-    rows, dangling = list_plain(folder, key)
+    try:
+        rows, dangling = list_plain(folder, key)
+    except OSError as exc:
+        return _state(repo_id, None, path, reason=plain_error(path, exc))
     chosen = (stamp or {}).get("patterns") if patterns is None else patterns
     if isinstance(chosen, dict):
         rows = [row for row in rows if _download.wanted(row["path"], chosen.get("allow") or [], chosen.get("ignore") or [])]
@@ -363,8 +377,11 @@ def _plain_state(repo_id: str, stamp_dir: str | None, patterns: t.Mapping[str, t
     # on a worker the head decides what belongs to the model (its stamps name no patterns)
     if stamp and not changed and stamp.get("patterns") is not None and {row["path"] for row in stamp["files"]} != set(paths):
         changed = "it has other files than were verified"
-    facts: dict[str, t.Any] = {"files": len(rows), "bytes": sum(row["size"] for row in rows)}
-    reason = f"{len(missing)} files are missing, first {missing[0]}" if missing else "" if rows else "the directory is empty"
+    size = sum(row["size"] for row in rows)
+    # of a GGUF model every file is weights
+    facts: dict[str, t.Any] = {"files": len(rows), "bytes": size, "weights": weight_bytes(rows) if key == PLAIN else size}
+    nothing = "the directory is empty" if key == PLAIN else "there is no GGUF file of that name"
+    reason = f"{len(missing)} files are missing, first {missing[0]}" if missing else "" if rows else nothing
     if stamp and not changed and not reason:
         digest = str(stamp["manifest_digest"])
         return _state(repo_id, digest[:40], path, complete=True, verified=True, manifest_digest=digest, **facts)
@@ -667,6 +684,18 @@ def write_ref(folder: str, ref: str, commit: str, owner: Owner) -> bool:
     return True
 
 
+def _wanted_mode(mode: int) -> int:
+    """Permissions that a directory or file of the cache has at least, with those that it has."""
+    return (0o755 if stat.S_ISDIR(mode) else 0o644) | stat.S_IMODE(mode)
+
+
+def needs_repair(info: os.stat_result, owner: Owner) -> bool:
+    """Whether ``repair_access`` would change the owner or the mode of this directory, file or link."""
+    if os.geteuid() == 0 and info.st_uid != owner.uid:
+        return True
+    return not stat.S_ISLNK(info.st_mode) and _wanted_mode(info.st_mode) != stat.S_IMODE(info.st_mode)
+
+
 def repair_access(cache_dir: str, repo_id: str, owner: Owner) -> list[str]:
     """Give what another user (root in a container, MOD-06) left of this model to the login user, readable for all; paths that were changed.
 
@@ -678,11 +707,10 @@ def repair_access(cache_dir: str, repo_id: str, owner: Owner) -> list[str]:
 
     def fix(path: str) -> None:
         info = os.lstat(path)
-        link = stat.S_ISLNK(info.st_mode)
-        want = (0o755 if stat.S_ISDIR(info.st_mode) else 0o644) | stat.S_IMODE(info.st_mode)
-        foreign = os.geteuid() == 0 and (info.st_uid, info.st_gid) != (owner.uid, owner.gid) and info.st_uid != owner.uid
-        if foreign or (not link and want != stat.S_IMODE(info.st_mode)):
-            _give(path, owner if foreign else Owner(info.st_uid, info.st_gid), None if link else want)
+        if needs_repair(info, owner):
+            own = info.st_uid == owner.uid or os.geteuid() != 0
+            mode = None if stat.S_ISLNK(info.st_mode) else _wanted_mode(info.st_mode)
+            _give(path, Owner(info.st_uid, info.st_gid) if own else owner, mode)
             changed.append(path)
 
     for top in (os.path.dirname(folder), os.path.dirname(locks)):

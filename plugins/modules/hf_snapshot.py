@@ -28,6 +28,8 @@ description:
   - The download itself uses C(huggingface_hub) of the serving image in a short-lived container, or a given Python. It is watched by the
     growth of
     bytes on disk; when it stands still it is stopped and tried again without Xet.
+  - E(HTTP_PROXY), E(HTTPS_PROXY) and E(NO_PROXY) (also in small letters) of the task's environment or of C(/etc/environment) count for the
+    metadata and for the download. A login in them is in no argument and in no result; C(docker inspect) shows it while the container lives.
 extends_documentation_fragment:
   - dgxspark.serving.attributes
   - dgxspark.serving.attributes.node
@@ -87,7 +89,9 @@ options:
   adopt:
     description:
       - Folders on the node that may hold files of this model under their own names (C(hf download --local-dir)). What has the right content is
-        linked into the cache (copied where the file systems differ) and not downloaded.
+        linked into the cache and not downloaded. It is copied where the file systems differ, and where the cache would need another owner or
+        mode (the login user, 0644 at least); the files in the folder stay as they are.
+      - In check mode a file of the right size counts as right.
     type: list
     elements: str
     default: []
@@ -109,7 +113,7 @@ options:
     type: int
     default: 8
   timeout:
-    description: Seconds after which the whole download is given up.
+    description: Seconds after which the whole download is given up. It is not tried again then; finished files are reused by the next run.
     type: int
     default: 14400
   stall_timeout:
@@ -212,6 +216,7 @@ import secrets
 import shutil
 import time
 import typing as t
+import urllib.parse
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -220,31 +225,46 @@ from ansible_collections.dgxspark.serving.plugins.module_utils._problem import P
 
 STAGE = "hf_snapshot"
 RUN_DIR = "/run/dgxspark-serving"
-_RETRY_KINDS = ("hub-unreachable", "hub-429", "hub-download")
+_RETRY_KINDS = ("hub-unreachable", "hub-429", "hub-download", "stall")
+# Not ALL_PROXY: urllib, which asks for the metadata, knows none, and a SOCKS proxy needs a library that images do not have.
+PROXIES = tuple(spelling for name in ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY") for spelling in (name, name.lower()))
 
 
 def tree_bytes(paths: t.Iterable[str], limit: int = 20000) -> int:
-    """Bytes that files below some directories really occupy (growth = progress); looks at ``limit`` entries at most."""
+    """Bytes that files below some directories really occupy (growth = progress); looks at about ``limit`` entries of each, so that a large
+    one hides no growth of another.
+    """
     total = 0
-    pending = list(paths)
-    while pending and limit > 0:
-        try:
-            with os.scandir(pending.pop()) as entries:
-                for entry in entries:
-                    limit -= 1
-                    with contextlib.suppress(OSError):
-                        if entry.is_dir(follow_symlinks=False):
-                            pending.append(entry.path)
-                        else:
-                            total += entry.stat(follow_symlinks=False).st_blocks * 512
-        except OSError:
-            continue
+    for path in paths:
+        pending, left = [path], limit
+        while pending and left > 0:
+            try:
+                with os.scandir(pending.pop()) as entries:
+                    for entry in entries:
+                        left -= 1
+                        with contextlib.suppress(OSError):
+                            if entry.is_dir(follow_symlinks=False):
+                                pending.append(entry.path)
+                            else:
+                                total += entry.stat(follow_symlinks=False).st_blocks * 512
+            except OSError:
+                continue
     return total
 
 
+def proxy_logins(environ: t.Mapping[str, str]) -> set[str]:
+    """``user:password`` of the proxies in an environment, as it is written there and decoded: what no result may show."""
+    logins = set()
+    for name in PROXIES:
+        login = environ.get(name, "").rpartition("@")[0].rpartition("//")[2]
+        if ":" in login:
+            logins |= {login, urllib.parse.unquote(login)}
+    return logins
+
+
 def container_argv(params: dict[str, t.Any], place: dict[str, str], login: _snapshot.Login, xet: bool) -> list[str]:
-    """``docker run`` of the downloader: no GPU, no secrets in argv or environment, the user's uid, everything that an image may have
-    baked in overridden.
+    """``docker run`` of the downloader: no GPU, no secrets in argv, no token in the environment, the user's uid, everything that an image
+    may have baked in overridden. Proxies (of this process's environment) go in by name, because a value may hold a password.
     """
     env = {
         "HOME": "/tmp",
@@ -280,6 +300,8 @@ def container_argv(params: dict[str, t.Any], place: dict[str, str], login: _snap
         argv += ["--env", f"{key}={value}"]
     # a token in the image's environment would win over the file; an empty value counts as none for huggingface_hub
     argv += ["--env", "HF_TOKEN=", "--env", "HUGGING_FACE_HUB_TOKEN="]
+    for name in PROXIES:
+        argv += ["--env", name] if name in os.environ else []
     return [*argv, params["image"], "/job/_download.py", "/job/job.json"]
 
 
@@ -322,6 +344,7 @@ class HfSnapshot:
         if self._stamped():
             return
         if not (self.params["offline"] or self.plain):
+            self.module.no_log_values.update(proxy_logins(os.environ))
             self._read_token()
         lock = os.path.join(self.run_dir, f"hf-{hashlib.sha256(self.folder.encode()).hexdigest()[:12]}.lock")
         guard = (
@@ -352,11 +375,12 @@ class HfSnapshot:
         commit, rows = self._from_disk() if self.params["offline"] else self._from_hub()
         self._report(commit, rows)
         missing = self._sort_out(commit, rows)
-        reclaimed = self._remove_dead_parts()
-        if missing and self.params["adopt"] and not self.module.check_mode:
-            missing = self._adopt(missing)
+        dead = self._remove_dead_parts()
+        reclaimed = dead if self.module.check_mode else 0
+        if missing and self.params["adopt"]:
+            missing = self._adopt(missing, reclaimed)
         if missing:
-            self._get(commit, rows, missing, reclaimed if self.module.check_mode else 0)
+            self._get(commit, rows, missing, reclaimed)
         if not self.module.check_mode:
             self._finish(commit, rows)
 
@@ -414,7 +438,7 @@ class HfSnapshot:
         try:
             rows, dangling = _snapshot.list_plain(self.folder, self.key)
         except OSError as exc:
-            raise self._incomplete(f"{exc.filename}: {exc.strerror}") from exc
+            raise self._incomplete(_snapshot.plain_error(_snapshot.model_path(self.folder, self.key), exc)) from exc
         rows = [row for row in rows if _download.wanted(row["path"], self.params["allow_patterns"], self.params["ignore_patterns"])]
         paths = [row["path"] for row in rows]
         missing = dangling + _snapshot.missing_shards(paths + dangling) + _snapshot.missing_of_index(self.folder, paths)
@@ -455,8 +479,38 @@ class HfSnapshot:
         _snapshot.write_stamp(self.folder, self.key, rows, self.stamp_dir, patterns=self._patterns())
         self._report(self.key, rows, verified=True)
 
-    def _adopt(self, missing: list[dict[str, t.Any]]) -> list[dict[str, t.Any]]:
-        """Take what plain folders have; the rows that are still missing."""
+    def _adopt(self, missing: list[dict[str, t.Any]], reclaimed: int) -> list[dict[str, t.Any]]:
+        """Take what plain folders have; the rows that are still missing. In check mode what has the right size counts as right.
+        ``reclaimed``: bytes that a run would free first.
+        """
+        found = self._adoptable(missing)
+        if not self.module.check_mode:
+            digests = self._hash([(path, row["algo"]) for row, path in found])
+            found = [(row, path) for (row, path), digest in zip(found, digests, strict=True) if digest == row["blob"]]
+        taken = {row["blob"]: (row, path) for row, path in found}
+        copies = []
+        for row, path in taken.values():
+            if not self._link(row, path):
+                copies.append((row, path))
+        left = [row for row in missing if row["blob"] not in taken]
+        size = sum(row["size"] for row in _snapshot.unique_blobs(left))
+        self.result["missing"] = {"files": len(left), "bytes": size}
+        if copies:
+            reason = f"of another file system, not {self.login.name}'s or without mode 0644"
+            what = f"{self.repo} ({len(left)} files to download, {len(copies)} to copy from spark_model_adopt: {reason})"
+            self._check_space(size + sum(row["size"] for row, path in copies), reclaimed, what)
+        if taken:
+            verb = "would adopt" if self.module.check_mode else "adopted"
+            self.result["changed"] = True
+            how = f" ({len(copies)} of them as copies)" if copies else ""
+            self.result["actions"].append(f"{verb} {len(taken)} files from {', '.join(self.params['adopt'])}{how}")
+        if not self.module.check_mode:
+            for row, path in copies:
+                self._copy(row, path)
+        return left
+
+    def _adoptable(self, missing: list[dict[str, t.Any]]) -> list[tuple[dict[str, t.Any], str]]:
+        """Rows that a folder of ``adopt`` has in the right size, with the file there."""
         found = []
         for row in missing:
             for folder in self.params["adopt"]:
@@ -465,28 +519,40 @@ class HfSnapshot:
                     if os.stat(path).st_size == row["size"]:
                         found.append((row, os.path.realpath(path)))
                         break
-        digests = self._hash([(path, row["algo"]) for row, path in found])
+        return found
+
+    def _link(self, row: dict[str, t.Any], path: str) -> bool:
+        """Link an adopted file into the cache; False when it has to be copied. In check mode whether it could be."""
         blobs = os.path.join(self.folder, "blobs")
-        taken = set()
-        for (row, path), digest in zip(found, digests, strict=True):
-            if digest != row["blob"]:
-                continue
-            _transfer.make_dirs(blobs, self.login.uid, self.login.gid)
-            target = os.path.join(blobs, row["blob"])
-            temp = f"{target}.{os.getpid()}.adopt"
-            try:
-                os.link(path, temp)
-            except OSError:
-                shutil.copyfile(path, temp)
-                _transfer.own(temp, self.login.uid, self.login.gid, 0o644)
+        info = os.stat(path)
+        # a link is the user's own file: what the cache needs of owner and mode would be done to it
+        if _snapshot.needs_repair(info, self.owner) or info.st_dev != os.stat(_transfer.nearest_existing(blobs)).st_dev:
+            return False
+        if self.module.check_mode:
+            return True
+        _transfer.make_dirs(blobs, self.login.uid, self.login.gid)
+        target = os.path.join(blobs, row["blob"])
+        temp = f"{target}.{os.getpid()}.adopt"
+        try:
+            os.link(path, temp)
+        except OSError:
+            return False
+        os.replace(temp, target)
+        return True
+
+    def _copy(self, row: dict[str, t.Any], path: str) -> None:
+        """Copy an adopted file into the cache."""
+        blobs = os.path.join(self.folder, "blobs")
+        _transfer.make_dirs(blobs, self.login.uid, self.login.gid)
+        target = os.path.join(blobs, row["blob"])
+        temp = f"{target}.{os.getpid()}.adopt"
+        try:
+            shutil.copyfile(path, temp)
+            _transfer.own(temp, self.login.uid, self.login.gid, 0o644)
             os.replace(temp, target)
-            taken.add(row["blob"])
-        if taken:
-            self.result["changed"] = True
-            self.result["actions"].append(f"adopted {len(taken)} files from {', '.join(self.params['adopt'])}")
-        left = [row for row in missing if row["blob"] not in taken]
-        self.result["missing"] = {"files": len(left), "bytes": sum(row["size"] for row in _snapshot.unique_blobs(left))}
-        return left
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temp)
 
     # -- a repository
 
@@ -592,10 +658,8 @@ class HfSnapshot:
             self.result["actions"].append(f"verified {len(rows)} files of {_transfer.human(sum(row['size'] for row in rows))} by hash")
         return [row for row in rows if row["blob"] in wrong]
 
-    def _get(self, commit: str, rows: list[dict[str, t.Any]], missing: list[dict[str, t.Any]], reclaimed: int) -> None:
-        """Download what is missing; twice when the hub sent wrong content. ``reclaimed``: bytes that a run would free first."""
-        size = self.result["missing"]["bytes"]
-        what = f"{self.repo} ({len(missing)} files)"
+    def _check_space(self, size: int, reclaimed: int, what: str) -> None:
+        """Raises Problem when ``size`` bytes do not fit into the cache."""
         _transfer.check_space(
             os.path.join(self.cache, "hub"),
             size,
@@ -606,6 +670,11 @@ class HfSnapshot:
             what=what,
             factor=1.1,
         )
+
+    def _get(self, commit: str, rows: list[dict[str, t.Any]], missing: list[dict[str, t.Any]], reclaimed: int) -> None:
+        """Download what is missing; twice when the hub sent wrong content. ``reclaimed``: bytes that a run would free first."""
+        size = self.result["missing"]["bytes"]
+        self._check_space(size, reclaimed, f"{self.repo} ({len(missing)} files)")
         self.result["changed"] = True
         verb = "would download" if self.module.check_mode else "downloaded"
         self.result["actions"].append(f"{verb} {len(missing)} files ({_transfer.human(size)}) of {self.repo} at {commit[:12]}")
@@ -678,10 +747,12 @@ class Downloader:
             self._clean_incomplete(before)
             if not error:
                 break
-            if error["kind"] not in (*_RETRY_KINDS, "stall") or attempt == self.params["retries"]:
+            wait = error.get("retry_after") or 2.0**attempt
+            # an attempt that could only begin when the time is over would hide why this one ended
+            late = time.monotonic() + wait >= self.deadline
+            if error["kind"] not in _RETRY_KINDS or attempt == self.params["retries"] or late:
                 raise self._final(error)
             xet = False
-            wait = min(error.get("retry_after") or 2.0**attempt, max(0.0, self.deadline - time.monotonic()))
             self.parent.result["actions"].append(
                 f"attempt {attempt + 1} ended ({error['message']}); tried again without Xet after {wait:.0f} s"
             )
@@ -696,6 +767,13 @@ class Downloader:
                 f"the download of {self.parent.repo} {error['message']}, {_transfer.human(tree_bytes([self.blobs]))} are on disk",
                 f"growth of bytes on disk within {self.params['stall_timeout']} s",
                 "check the Internet connection of this node and run again: finished files are reused",
+            )
+        if error["kind"] == "download-timeout":
+            return self.parent.problem(
+                "download-timeout",
+                f"the download of {self.parent.repo} {error['message']}, {_transfer.human(tree_bytes([self.blobs]))} are on disk",
+                f"the whole download within {self.params['timeout']} s",
+                "raise spark_download_timeout and run again: finished files are reused",
             )
         if error["kind"] == "hub-no-library":
             where = self.params["python"] or self.params["image"]
@@ -732,9 +810,9 @@ class Downloader:
             else:
                 ended, text = self._run_container(job, name, key, xet)
             if ended:
-                kind = "stall" if ended == "stall" else "hub-download"
-                message = f"stood still for {self.params['stall_timeout']} s" if ended == "stall" else "took longer than the timeout"
-                return {"kind": kind, "message": message}
+                if ended == "stall":
+                    return {"kind": "stall", "message": f"stood still for {self.params['stall_timeout']} s"}
+                return {"kind": "download-timeout", "message": "took longer than the timeout"}
             return self._result(job, text)
         finally:
             shutil.rmtree(job, ignore_errors=True)

@@ -91,7 +91,8 @@ cache_dir:
   type: str
 models:
   description:
-    - Every model with C(repo_id), C(bytes) on the disk, C(partial) (bytes of unfinished downloads and copies) and C(revisions)
+    - Every model, also one of which only parts of a copy are left, with C(repo_id), C(bytes) on the disk, C(partial) (bytes of
+      unfinished downloads and copies) and C(revisions)
       (C(revision), C(refs),
       C(complete), C(verified), C(bytes), C(reason)). After the removal, in check mode before it.
   returned: without O(rows)

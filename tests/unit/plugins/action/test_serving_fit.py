@@ -93,6 +93,22 @@ def test_the_heads_cache(run):
     assert calls == [("dgxspark.serving.node_info", place)] and result["plan"]["weights"] == WEIGHTS
 
 
+@pytest.mark.parametrize("model", ["/models/x", "~/models/x", "/models/q.gguf"])
+def test_a_path_on_the_head(run, model):
+    result, _text, calls = run({"node_info": snapshot()}, {"model": model})
+    assert len(calls) == 1 and result["plan"]["weights"] == WEIGHTS
+    for answer, found in (
+        (snapshot(complete=False, reason="there is no /models/x"), "there is no /models/x"),
+        (snapshot(config=None), "no config.json"),
+        (snapshot(weights=0), "no weights beside"),
+        ({"node": {"snapshot": None}}, "no look at it"),
+        ({"failed": True}, "no look at it"),
+    ):
+        result, _text, calls = run({"node_info": answer}, {"model": model})
+        assert result["problem"]["id"] == "plan-source" and f"{model} on the head: {found}" in result["msg"]
+        assert len(calls) == 1  # the hub is not asked for a path
+
+
 HUB = {
     "node_info": {"node": {"snapshot": None}},
     "/config.json": {"content": (FIXTURES / "qwen3.5-122b-a10b-fp8.config.json").read_text("utf-8")},

@@ -166,6 +166,27 @@ def test_a_whole_model(cache, stamps):
     assert [model["repo_id"] for model in _models.scan(cache)] == ["org/empty", REPO] and not os.path.exists(staged)
 
 
+def test_parts_of_a_copy_without_a_model(cache, stamps):
+    """As a model that was removed by hand leaves them: they are seen, and can be named."""
+    for repo in ("org/copied", REPO):
+        os.makedirs(_snapshot.staging_dir(cache, repo))
+        with open(os.path.join(_snapshot.staging_dir(cache, repo), "1.part"), "wb") as handle:
+            handle.write(b"p" * (300 << 20 >> 4))
+    os.makedirs(os.path.join(cache, ".dgxspark-sync", "other"))
+    os.makedirs(_snapshot.staging_dir(cache, "org/linked"))
+    os.symlink("models--org--model", os.path.join(cache, "hub", "models--org--linked"))
+    models = _models.scan(cache, stamps)
+    assert [model["repo_id"] for model in models] == ["org/copied", "org/empty", REPO, "org/other"]
+    assert (models[0]["bytes"], models[0]["partial"], models[0]["revisions"]) == (0, 300 << 20 >> 4, [])
+    assert "incomplete: no snapshot (+ 18.8 MiB in parts)" in _models.table([{"node": "spark-1", "models": models}], [], [])
+    assert _models.targets(models, ["org/copied"], [], []) == [("org/copied", [])]
+    assert ("org/copied", []) not in _models.targets(models, ["unused"], [], ["org/copied@main"])
+    paths = _models.doomed(cache, "org/copied", [], stamps)
+    assert paths == [_snapshot.staging_dir(cache, "org/copied")] and _models.size_of(paths) == 300 << 20 >> 4
+    _models.remove(paths)
+    assert [model["repo_id"] for model in _models.scan(cache)] == ["org/empty", REPO, "org/other"]
+
+
 def test_table(cache):
     rows = [{"node": "spark-1", "models": _models.scan(cache)}, {"node": "spark-2", "models": []}]
     lines = _models.table(rows, SERVED, ["org/other@main"]).splitlines()

@@ -429,6 +429,61 @@ def test_files_of_a_plain_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "weights"), [("", 30), ("q-00001-of-00002.gguf", 300), ("q-00002-of-00002.gguf", 300), ("r.gguf", 1000), ("none.gguf", 0)]
+)
+@pytest.mark.parametrize("stamped", [False, True])
+def test_weights_of_a_plain_model(tmp_path: Path, name: str, weights: int, stamped: bool) -> None:
+    """As vLLM loads them, by what the file is: of a directory the tensors, of a GGUF model all files of its series."""
+    sizes = {"config.json": 1, "m-00001-of-00001.safetensors": 30, "consolidated.safetensors": 40, "original/a.safetensors": 50}
+    sizes |= {"q-00001-of-00002.gguf": 100, "q-00002-of-00002.gguf": 200, "r.gguf": 1000}
+    folder = tmp_path / "model"
+    for path, size in sizes.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(b"x" * size)
+    repo, stamps = str(folder / name), str(tmp_path / "stamps")
+    if stamped and weights:
+        place = _snapshot.plain_place(repo)
+        _snapshot.write_stamp(*place, _snapshot.list_plain(*place)[0], stamps)
+    state = _snapshot.local_state("", repo, "main", stamp_dir=stamps)
+    assert state and (state["complete"], state["weights"]) == (bool(weights), weights)
+    assert state["verified"] is (stamped and bool(weights))
+
+
+def test_a_path_that_is_no_directory(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+    (tmp_path / "loop.gguf").symlink_to("loop.gguf")
+    (tmp_path / "folder.gguf").mkdir()
+    for name, reason in {
+        "model.safetensors": "it is a file; only a directory or a GGUF file is a model",
+        "model.safetensors/": "it is a file; only a directory or a GGUF file is a model",
+        "model.safetensors/below": "there is no ",
+        "loop.gguf": "there is no ",
+        "folder.gguf": "there is no GGUF file of that name",
+    }.items():
+        state = _snapshot.local_state("", f"{tmp_path}/{name}", "main", stamp_dir=str(tmp_path / "stamps"))
+        assert state and not state["complete"] and reason in state["reason"], (name, state)
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError(2, "No such file or directory"), PermissionError(13, "Permission denied")])
+@pytest.mark.parametrize("name", ["", "r.gguf"])
+def test_a_directory_that_vanishes_during_the_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, name: str) -> None:
+    """A directory that cannot be seen makes a model incomplete; a GGUF file does not care for what lies beside it."""
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "r.gguf").write_bytes(b"x")
+    original = os.scandir
+
+    def scandir(path: t.Any) -> t.Any:
+        if "sub" in str(path):
+            raise type(error)(error.errno, error.strerror, path)
+        return original(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    state = _snapshot.local_state("", str(tmp_path / name), "main", stamp_dir=str(tmp_path / "stamps"))
+    assert state and state["complete"] is bool(name)
+    assert name or state["reason"] == f"{tmp_path}/sub/: {error.strerror}"
+
+
+@pytest.mark.parametrize(
     ("text", "missing"),
     [
         ('{"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}', ["two.safetensors"]),

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 import stat
@@ -254,6 +255,34 @@ def test_a_stall_without_end_is_MOD_02(bench: Bench, monkeypatch: pytest.MonkeyP
     assert result["problem"]["id"] == "MOD-02" and "within 1 s" in result["msg"]
 
 
+def test_a_download_that_takes_too_long_is_not_tried_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STUB_STALL_WITH_XET", "1")
+    result = bench.run(timeout=2, retries=3)
+    assert result["problem"]["id"] == "download-timeout" and "spark_download_timeout" in result["problem"]["remedy"]
+    assert "within 2 s" in result["msg"] and len(bench.attempts()) == 1 and "tried again" not in json.dumps(result)
+
+
+def test_no_attempt_begins_after_the_time_is_over(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ended the last one in time is reported."""
+    monkeypatch.setenv("STUB_STALL_WITH_XET", "1")
+    result = bench.run(timeout=2, stall_timeout=1, retries=3)
+    assert result["problem"]["id"] == "MOD-02" and len(bench.attempts()) == 1
+
+
+def test_a_large_directory_hides_no_growth_of_another(tmp_path: Path) -> None:
+    """The cache of Xet may hold more files than are looked at."""
+    blobs, xet = tmp_path / "blobs", tmp_path / "xet"
+    for folder in (blobs, xet / "a", xet / "b"):
+        folder.mkdir(parents=True)
+    for number in range(30):
+        (xet / "ab"[number % 2] / str(number)).write_bytes(b"")
+    for paths in ([blobs, xet], [xet, blobs]):
+        before = hf_snapshot.tree_bytes(map(str, paths), limit=10)
+        with (blobs / "new").open("ab") as handle:
+            handle.write(b"x" * 100_000)
+        assert hf_snapshot.tree_bytes(map(str, paths), limit=10) >= before + 90_000
+
+
 def test_offline_trusts_the_disk_and_verifies_it(bench: Bench) -> None:
     none = bench.run(offline=True)
     assert none["problem"]["id"] == "model-incomplete"
@@ -283,6 +312,103 @@ def test_plain_folders_are_adopted(bench: Bench, tmp_path: Path) -> None:
     assert result["missing"] == {"files": 2, "bytes": 90002} and result["snapshot"]["verified"]
     assert {path: (Path(result["snapshot"]["path"]) / path).read_bytes() for path in FILES} == FILES
     assert (folder / "m-00002-of-00002.safetensors").read_bytes() == b"3" * 90000
+
+
+def local_dir(root: Path, mode: int = 0o644) -> Path:
+    """The whole model as `hf download --local-dir` leaves it."""
+    folder = root / "local"
+    for path, data in FILES.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(data)
+        (folder / path).chmod(mode)
+    return folder
+
+
+def facts(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Owner, mode, size and time of every file."""
+    infos = {path: (folder / path).stat() for path in FILES}
+    return {path: (info.st_uid, info.st_gid, info.st_mode, info.st_size, info.st_mtime_ns) for path, info in infos.items()}
+
+
+def test_what_is_linked_needs_no_space(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look before the download asks for as much room as the run itself: for what no folder has."""
+    folder = local_dir(tmp_path)
+    monkeypatch.setattr(_transfer, "free_bytes", lambda path: 10)
+    check = bench.run(check=True, adopt=[str(folder)])
+    assert check["changed"] and check["missing"] == {"files": 0, "bytes": 0}, check.get("msg")
+    assert check["actions"] == [f"would adopt 4 files from {folder}"] and not bench.cache.exists()
+    (folder / "sub" / "t.json").unlink()
+    (folder / "m-00002-of-00002.safetensors").write_bytes(b"2" * 89999)
+    short = bench.run(check=True, adopt=[str(folder)])
+    assert short["problem"]["id"] == "disk-model" and "(2 files)" in short["msg"]
+    monkeypatch.setattr(_transfer, "free_bytes", lambda path: 110_000)
+    check = bench.run(check=True, adopt=[str(folder)])
+    assert check["missing"] == {"files": 2, "bytes": 90002} and "would download 2 files" in check["actions"][1]
+    run = bench.run(adopt=[str(folder)])
+    assert run["missing"] == check["missing"] and run["snapshot"]["verified"], run.get("msg")
+
+
+@pytest.mark.parametrize(("mode", "linked"), [(0o644, True), (0o664, True), (0o755, True), (0o600, False), (0o640, False), (0o444, False)])
+def test_adopted_files_stay_as_they_are(bench: Bench, tmp_path: Path, mode: int, linked: bool) -> None:
+    """A link is the user's own file, and the cache gives owner and mode to what it has."""
+    folder = local_dir(tmp_path, mode)
+    before = facts(folder)
+    result = bench.run(adopt=[str(folder)], python="")
+    assert result["snapshot"]["verified"] and facts(folder) == before, result.get("msg")
+    for path in FILES:
+        blob = (Path(result["snapshot"]["path"]) / path).stat()
+        assert (blob.st_ino == (folder / path).stat().st_ino) is linked and blob.st_mode & 0o644 == 0o644
+    assert result["actions"][0] == f"adopted 4 files from {folder}" + ("" if linked else " (4 of them as copies)")
+    assert not [name for name in os.listdir(bench.folder / "blobs") if "adopt" in name]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="files of two users")
+def test_adopted_files_stay_their_owners(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = local_dir(tmp_path)
+    os.chown(folder / "config.json", 12345, 12345)
+    monkeypatch.setenv("SUDO_UID", "54321")
+    os.chown(folder / "sub" / "t.json", 54321, 12345)
+    before = facts(folder)
+    result = bench.run(adopt=[str(folder)], python="")
+    assert result["snapshot"]["verified"] and facts(folder) == before, result.get("msg")
+    assert result["actions"][0] == f"adopted 4 files from {folder} (3 of them as copies)"
+    assert {(Path(result["snapshot"]["path"]) / path).stat().st_uid for path in FILES} == {54321}
+
+
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("reason", ["mode", "disk"])
+def test_copies_of_adopted_files_need_space(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: bool, reason: str
+) -> None:
+    folder = local_dir(tmp_path, 0o600 if reason == "mode" else 0o644)
+    if reason == "disk":
+        original = os.stat
+        local = os.path.realpath(folder)
+
+        def elsewhere(path: t.Any, *args: t.Any, **options: t.Any) -> os.stat_result:
+            info = original(path, *args, **options)
+            values = list(info)
+            values[2] += str(path).startswith(local)
+            return os.stat_result(values, {name: getattr(info, name) for name in dir(info) if name.startswith("st_") and name != "st_dev"})
+
+        monkeypatch.setattr(os, "stat", elsewhere)
+    monkeypatch.setattr(_transfer, "free_bytes", lambda path: TOTAL)
+    failed = bench.run(check=check, adopt=[str(folder)], python="")
+    assert failed["problem"]["id"] == "disk-model" and "0 files to download, 4 to copy from spark_model_adopt" in failed["msg"]
+    monkeypatch.setattr(_transfer, "free_bytes", lambda path: 2 * TOTAL)
+    good = bench.run(check=check, adopt=[str(folder)], python="")
+    assert good["actions"][0].endswith("(4 of them as copies)") and good["missing"]["files"] == 0, good.get("msg")
+
+
+def test_a_file_system_that_links_nothing(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of the device says nothing about it: two mounts of one file system."""
+
+    def refuse(*args: t.Any) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", refuse)
+    result = bench.run(adopt=[str(local_dir(tmp_path))], python="")
+    assert result["snapshot"]["verified"] and "4 of them as copies" in result["actions"][0], result.get("msg")
 
 
 def test_offline_the_index_counts(bench: Bench) -> None:
@@ -362,6 +488,14 @@ def test_a_gguf_file_is_a_model(bench: Bench, tmp_path: Path) -> None:
     assert [row["path"] for row in result["manifest"]] == ["quant.gguf"] and result["snapshot"]["path"] == str(tmp_path / "quant.gguf")
     none = bench.run(repo_id=str(tmp_path / "none.gguf"), endpoint="http://127.0.0.1:1", python="")
     assert none["problem"]["id"] == "model-incomplete" and str(tmp_path / "none.gguf") in none["msg"]
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_a_file_that_is_no_model(bench: Bench, tmp_path: Path, check: bool) -> None:
+    path = plain(tmp_path) / "m-00001-of-00002.safetensors"
+    result = bench.run(check=check, repo_id=str(path), endpoint="http://127.0.0.1:1", python="")
+    assert result["problem"]["id"] == "model-incomplete"
+    assert f"{path}: it is a file; only a directory or a GGUF file is a model" in result["msg"]
 
 
 def test_content_that_changed_under_its_old_time(bench: Bench, tmp_path: Path) -> None:
@@ -459,6 +593,38 @@ def test_container_definition() -> None:
     ):
         assert part in text
     assert "--privileged" not in text and "--gpus" not in text
+
+
+def test_proxies_reach_the_container_and_their_password_nobody(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By name only: the value of an argument is in every list of processes."""
+    for name in hf_snapshot.PROXIES:
+        monkeypatch.delenv(name, raising=False)
+    login = _snapshot.Login("spark", 1000, 1001, "/home/spark")
+    place = {"name": "n", "key": "k", "job": "/run/x/job", "hub": "/data/hub", "xet": "/c/xet"}
+
+    def names() -> list[str]:
+        argv = hf_snapshot.container_argv({"endpoint": "https://hub", "image": "org/img:1"}, place, login, True)
+        return [after for word, after in itertools.pairwise(argv) if word == "--env" and "=" not in after]
+
+    assert names() == []
+    monkeypatch.setenv("HTTPS_PROXY", "http://user:pass%21word@proxy:3128")
+    monkeypatch.setenv("https_proxy", "")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    assert names() == ["HTTPS_PROXY", "https_proxy", "no_proxy"]
+    assert hf_snapshot.proxy_logins(os.environ) == {"user:pass%21word", "user:pass!word"}
+    assert hf_snapshot.proxy_logins({"http_proxy": "u:p@proxy:1", "HTTP_PROXY": "http://proxy:3128", "NO_PROXY": "a,b"}) == {"u:p"}
+
+    # what the program says about the proxy gets into no result, and docker has the value from its own environment
+    script = """case $1 in
+run) echo "$HTTPS_PROXY" > ROOT/value;;
+container) exit 1;;
+logs) echo "ProxyError http://user:pass%21word@proxy:3128 user:pass!word";;
+esac"""
+    log = fake_docker(tmp_path, monkeypatch, script.replace("ROOT", str(tmp_path)))
+    result = bench.run(python="", image="x:1")
+    assert result["problem"]["id"] == "hub-download" and "ProxyError" in result["msg"]
+    assert "word" not in json.dumps(result).replace("words", "") and "word" not in log.read_text()
+    assert (tmp_path / "value").read_text() == "http://user:pass%21word@proxy:3128\n"
 
 
 @pytest.mark.parametrize(

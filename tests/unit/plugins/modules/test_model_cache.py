@@ -65,6 +65,19 @@ def test_check_change_and_nothing_more_to_do(node):
         assert not again["changed"] and again["freed"] == 0 and "diff" not in again
 
 
+def test_the_parts_of_a_copy_go_with_the_model_and_without_it(node):
+    """Without it: the model's folder was removed before."""
+    for repo in ("org/other", "org/gone"):
+        parts = node.root / "hf" / ".dgxspark-sync" / ("models--" + repo.replace("/", "--"))
+        parts.mkdir(parents=True)
+        (parts / "1.part").write_bytes(b"p" * 1000)
+        done = [node(check=check, prune=[repo]) for check in (True, False)]
+        assert [(result["removed"], result["freed"], result["absent"]) for result in done] == [
+            ([repo], 1100 if repo == "org/other" else 1000, [])
+        ] * 2
+        assert not parts.exists() and not node(prune=[repo])["changed"]
+
+
 def test_what_is_served_stays_and_nothing_else_goes_either(node):
     result = node(prune=["org/other", "org/model"], served=[f"org/model@{B}"])
     assert result["failed"] and (result["problem"]["id"], result["problem"]["node"]) == ("model-served", "spark-1")
