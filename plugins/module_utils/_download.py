@@ -322,6 +322,7 @@ def main(argv: t.Sequence[str]) -> int:
     """``JOB`` is a JSON file beside which ``result.json`` is written."""
     with open(argv[1], encoding="utf-8") as handle:
         job = json.load(handle)
+    os.environ.update(job.get("environment") or {})
     os.umask(0o022)
     result = download(job)
     path = os.path.join(os.path.dirname(argv[1]), "result.json")

@@ -29,7 +29,7 @@ description:
     growth of
     bytes on disk; when it stands still it is stopped and tried again without Xet.
   - E(HTTP_PROXY), E(HTTPS_PROXY) and E(NO_PROXY) (also in small letters) of the task's environment or of C(/etc/environment) count for the
-    metadata and for the download. A login in them is in no argument and in no result; C(docker inspect) shows it while the container lives.
+    metadata and for the download. A login in them is in no argument, in no result and not in C(docker inspect).
 extends_documentation_fragment:
   - dgxspark.serving.attributes
   - dgxspark.serving.attributes.node
@@ -264,7 +264,7 @@ def proxy_logins(environ: t.Mapping[str, str]) -> set[str]:
 
 def container_argv(params: dict[str, t.Any], place: dict[str, str], login: _snapshot.Login, xet: bool) -> list[str]:
     """``docker run`` of the downloader: no GPU, no secrets in argv, no token in the environment, the user's uid, everything that an image
-    may have baked in overridden. Proxies (of this process's environment) go in by name, because a value may hold a password.
+    may have baked in overridden. Proxies are in the job's file, because one may hold a password, which docker inspect would show.
     """
     env = {
         "HOME": "/tmp",
@@ -300,8 +300,6 @@ def container_argv(params: dict[str, t.Any], place: dict[str, str], login: _snap
         argv += ["--env", f"{key}={value}"]
     # a token in the image's environment would win over the file; an empty value counts as none for huggingface_hub
     argv += ["--env", "HF_TOKEN=", "--env", "HUGGING_FACE_HUB_TOKEN="]
-    for name in PROXIES:
-        argv += ["--env", name] if name in os.environ else []
     return [*argv, params["image"], "/job/_download.py", "/job/job.json"]
 
 
@@ -833,6 +831,7 @@ class Downloader:
         os.mkdir(job, 0o700)
         source = _download.__loader__.get_source(_download.__name__)  # type: ignore[union-attr]
         data = {"repo_id": self.parent.repo, "commit": self.commit, "paths": paths, "workers": self.params["workers"]}
+        data["environment"] = {name: os.environ[name] for name in PROXIES if name in os.environ}
         files = {"_download.py": source, "job.json": json.dumps(data), "token": self.parent.token}
         for name, content in files.items():
             if name == "token" and not content:

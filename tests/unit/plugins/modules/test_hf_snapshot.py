@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import json
 import os
 import stat
@@ -595,36 +594,35 @@ def test_container_definition() -> None:
     assert "--privileged" not in text and "--gpus" not in text
 
 
-def test_proxies_reach_the_container_and_their_password_nobody(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By name only: the value of an argument is in every list of processes."""
+def test_proxies_reach_the_download_and_their_password_nobody(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the job's file, which the login user alone can read: an argument is in every list of processes, the environment in docker inspect."""
     for name in hf_snapshot.PROXIES:
         monkeypatch.delenv(name, raising=False)
-    login = _snapshot.Login("spark", 1000, 1001, "/home/spark")
-    place = {"name": "n", "key": "k", "job": "/run/x/job", "hub": "/data/hub", "xet": "/c/xet"}
-
-    def names() -> list[str]:
-        argv = hf_snapshot.container_argv({"endpoint": "https://hub", "image": "org/img:1"}, place, login, True)
-        return [after for word, after in itertools.pairwise(argv) if word == "--env" and "=" not in after]
-
-    assert names() == []
     monkeypatch.setenv("HTTPS_PROXY", "http://user:pass%21word@proxy:3128")
-    monkeypatch.setenv("https_proxy", "")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    assert names() == ["HTTPS_PROXY", "https_proxy", "no_proxy"]
     assert hf_snapshot.proxy_logins(os.environ) == {"user:pass%21word", "user:pass!word"}
     assert hf_snapshot.proxy_logins({"http_proxy": "u:p@proxy:1", "HTTP_PROXY": "http://proxy:3128", "NO_PROXY": "a,b"}) == {"u:p"}
 
-    # what the program says about the proxy gets into no result, and docker has the value from its own environment
+    # what the program says about the proxy gets into no result
     script = """case $1 in
-run) echo "$HTTPS_PROXY" > ROOT/value;;
+run) cat RUN/hf-*/job.json > ROOT/job; stat -c %a $(dirname RUN/hf-*/job.json) RUN/hf-*/job.json > ROOT/modes;;
 container) exit 1;;
 logs) echo "ProxyError http://user:pass%21word@proxy:3128 user:pass!word";;
 esac"""
-    log = fake_docker(tmp_path, monkeypatch, script.replace("ROOT", str(tmp_path)))
+    log = fake_docker(tmp_path, monkeypatch, script.replace("ROOT", str(tmp_path)).replace("RUN", hf_snapshot.RUN_DIR))
     result = bench.run(python="", image="x:1")
     assert result["problem"]["id"] == "hub-download" and "ProxyError" in result["msg"]
     assert "word" not in json.dumps(result).replace("words", "") and "word" not in log.read_text()
-    assert (tmp_path / "value").read_text() == "http://user:pass%21word@proxy:3128\n"
+    job = json.loads((tmp_path / "job").read_text())
+    assert job["environment"] == {"HTTPS_PROXY": "http://user:pass%21word@proxy:3128", "no_proxy": "127.0.0.1"}
+    assert (tmp_path / "modes").read_text().split() == ["700", "600"]
+
+    # and the program takes them
+    (tmp_path / "job").write_text(json.dumps({**job, "environment": {"HTTP_PROXY": "http://other:1"}}))
+    monkeypatch.setenv("HTTP_PROXY", "")  # so that it is as before afterwards
+    monkeypatch.setattr(_download, "download", lambda job: {"ok": True, "version": os.environ["HTTP_PROXY"]})
+    assert _download.main(["", str(tmp_path / "job")]) == 0
+    assert json.loads((tmp_path / "result.json").read_text())["version"] == "http://other:1"
 
 
 @pytest.mark.parametrize(
