@@ -416,8 +416,14 @@ GUARDS = (
     Guard(
         "image: an image of somebody else stays",
         "_image_versions.surplus (ours)",
-        (Cut(UTILS + "_image_versions.py", 'max(0, len(versions) - 1 - keep)] if item["ours"]]', "max(0, len(versions) - 1 - keep)]]"),),
+        (Cut(UTILS + "_image_versions.py", 'max(0, len(own) - 1 - keep)] if item["ours"]]', "max(0, len(own) - 1 - keep)]]"),),
         (I + "test_an_image_that_was_there_before_us_is_never_removed",),
+    ),
+    Guard(
+        "image: what another service has stays",
+        "_image_versions._spare",
+        (Cut(UTILS + "_image_versions.py", "    if not holders:\n        return list(wanted)\n", "    return list(wanted)\n"),),
+        (I + "test_absent_of_an_image_that_two_services_have",),
     ),
     Guard(
         "image: teardown removes the kept versions",

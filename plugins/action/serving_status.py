@@ -80,6 +80,7 @@ class ActionModule(ActionBase):
             result["row"] = self._look(settings, variables, float(arguments.get("limit", 12)))
             return result
         head = next((row["node"] for row in rows if row["role"] == "head"), "")
+        head = head or next(iter(variables.get("groups", {}).get("ray_head", [])), "")  # a run that is limited to other nodes
         place = str(variables.get("hostvars", {}).get(head, {}).get("ansible_host", head))
         status = _status.document(sorted(rows, key=lambda row: row["role"] != "head"), {**settings, "endpoint_host": place})
         self._show(status, str(arguments.get("output", "table")), str(arguments.get("file") or ""))

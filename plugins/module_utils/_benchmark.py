@@ -14,7 +14,7 @@ import math
 import re
 import typing as t
 
-from ansible_collections.dgxspark.serving.plugins.module_utils import _benchmark_program
+from ansible_collections.dgxspark.serving.plugins.module_utils import _benchmark_program, _redact
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 
 SCHEMA = 1
@@ -25,9 +25,7 @@ RATES = ("output_throughput", "total_token_throughput", "request_throughput")
 LENGTHS = ({"input": 128, "output": 128}, {"input": 1024, "output": 128})  # when nobody gives any
 NOISE = 0.03  # a difference below this part is not told as better or worse
 
-_SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|API_?KEY|CREDENTIAL", re.IGNORECASE)
 _TELLING = re.compile(r"^(VLLM|NCCL|GLOO|TP|UCX|RAY|OMP|TORCH\w*|PYTORCH|CUDA|FLASHINFER|TRITON|HF|TRANSFORMERS|NVIDIA)_", re.IGNORECASE)
-_SECRET_FLAGS = ("--api-key",)
 
 
 # --- what is measured
@@ -258,21 +256,14 @@ def better(name: str, part: float | None) -> str:
 
 def public_command(command: t.Sequence[str]) -> list[str]:
     """A command line without secrets."""
-    result: list[str] = []
-    for word in command:
-        name = word.partition("=")[0]
-        if name in _SECRET_FLAGS and "=" in word:
-            word = f"{name}=***"
-        elif result and result[-1] in _SECRET_FLAGS:
-            word = "***"
-        result.append(word)
-    return result
+    words = list(command)
+    return list(_redact.data(words, _redact.values(words)))
 
 
 def public_env(entries: t.Iterable[str]) -> dict[str, str]:
     """Variables of a container that say how it serves, without secrets."""
     pairs = [entry.partition("=") for entry in entries]
-    return {name: value for name, _sep, value in sorted(pairs) if _TELLING.match(name) and not _SECRET.search(name)}
+    return {name: _redact.text(value) for name, _sep, value in sorted(pairs) if _TELLING.match(name) and not _redact.secret_name(name)}
 
 
 def slug(text: str) -> str:

@@ -26,6 +26,21 @@ APART = 0.03  # nodes whose memory differs by more than this share are worth a w
 
 # Bytes of one element. fp8 with scales per tensor; nvfp4: half a byte and one scale byte for 16 elements.
 DTYPES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "half": 2.0, "fp8": 1.0, "int8": 1.0, "nvfp4": 0.5625}
+# Entries of config.json by what they must be, where they are there at all: a model with another shape (heads of each layer) is not computed.
+FIGURES = (
+    *(
+        "num_attention_heads",
+        "n_head",
+        "num_key_value_heads",
+        "num_global_key_value_heads",
+        "hidden_size",
+        "n_embd",
+        "num_kv_shared_layers",
+    ),
+    *("head_dim", "attention_head_dim", "v_head_dim", "global_head_dim", "kv_lora_rank", "qk_rope_head_dim", "n_groups"),
+    *("max_position_embeddings", "n_positions", "sliding_window", "attention_chunk_size", "full_attention_interval"),
+)
+LISTS = ("layer_types", "layers_block_type", "attn_type_list")
 PACKED_MLA = 656  # bytes of a token and layer in the layouts *_ds_mla: 512 fp8 values, their scales, 64 bf16 values
 
 
@@ -44,6 +59,38 @@ def number(text: t.Mapping[str, t.Any], *names: str) -> int:
     )
 
 
+def quantization(config: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
+    """How the checkpoint is quantised, from where vLLM looks for it; {} when it is not."""
+    for found in (config.get("quantization_config"), text_config(config).get("quantization_config"), config.get("compression_config")):
+        if found and isinstance(found, dict):
+            return found
+    return {}
+
+
+def check(config: t.Mapping[str, t.Any]) -> None:
+    """Raises Problem for an entry that is there and is not of the kind that the rules here are about."""
+    text = text_config(config)
+    figures = [(name, isinstance(text.get(name), (int, float)) and text[name] > 0, "a number above 0") for name in FIGURES]
+    lists = [
+        (
+            name,
+            isinstance(text.get(name), list) and all(isinstance(item, (str, int)) for item in text[name]),
+            "a list with a word for each layer",
+        )
+        for name in LISTS
+    ]
+    letters = [("hybrid_override_pattern", isinstance(text.get("hybrid_override_pattern"), str), "a letter for each layer")]
+    for name, good, expected in (*figures, *lists, *letters):
+        if text.get(name) and not good:
+            raise Problem(
+                "fit-unknown",
+                stage="plan",
+                found=f"a config.json with {name} {text[name]!r:.80}",
+                expected=expected,
+                remedy="give the file of the model itself; a model whose layers differ in this cannot be computed here",
+            )
+
+
 def layer_kinds(text: t.Mapping[str, t.Any]) -> dict[str, int]:
     """Number of layers with a full, a sliding and a linear cache."""
     found = _layers.kinds(text, number(text, *_layers.LAYERS))
@@ -60,13 +107,16 @@ def model_dtype(config: t.Mapping[str, t.Any]) -> str:
 
 
 def cache_dtype(config: t.Mapping[str, t.Any], asked: str = "auto") -> str:
-    """What ``--kv-cache-dtype`` means for this model; "auto" is what a ModelOpt checkpoint says, else the model's own type. Raises
-    Problem."""
+    """What ``--kv-cache-dtype`` means for this model; "auto" is what a ModelOpt checkpoint says, else the model's own type. With a scheme for the
+    cache in a compressed-tensors checkpoint vLLM takes fp8 whatever was asked. Raises Problem."""
     name = asked.lower()
+    quantized = quantization(config)
+    method = str(quantized.get("quant_method", ""))
+    if method == "compressed-tensors" and quantized.get("kv_cache_scheme") is not None:
+        name = "fp8"
     if name == "auto":
-        quantization = config.get("quantization_config") or {}
-        if str(quantization.get("quant_method", "")).startswith("modelopt"):
-            scheme = quantization.get("kv_cache_scheme") or quantization.get("kv_cache_quant_algo")
+        if method.startswith("modelopt"):
+            scheme = quantized.get("kv_cache_scheme") or quantized.get("kv_cache_quant_algo")
             bits = scheme.get("num_bits") if isinstance(scheme, dict) else {"fp8": 8, "nvfp4": 4}.get(str(scheme).lower())
             if bits in (4, 8):
                 return "fp8" if bits == 8 else "nvfp4"
@@ -224,6 +274,7 @@ def index_bytes(index: t.Mapping[str, t.Any]) -> int:
 def split(config: t.Mapping[str, t.Any] | None, gpus: int) -> tuple[int, int]:
     """Tensor and pipeline parallel size for so many GPUs: all tensor parallel where the heads allow it."""
     heads = text_config(config or {}).get("num_attention_heads") or 0
+    heads = heads if isinstance(heads, int) else 0  # what it is instead, ``fit`` tells
     for size in range(gpus, 0, -1):
         if gpus % size == 0 and (not heads or heads % size == 0):
             return size, gpus // size
@@ -245,8 +296,9 @@ def fit(
     in_flight: int = IN_FLIGHT,
 ) -> dict[str, t.Any]:
     """What the fullest rank holds and what that leaves: bytes, tokens, requests of all engines together. ``memory`` is the smallest node's, in bytes
-    for one GPU. That data parallel engines share their experts is not counted.
+    for one GPU. That data parallel engines share their experts is not counted. Raises Problem.
     """
+    check(config)
     text = text_config(config)
     limit = text.get("max_position_embeddings") or text.get("n_positions") or 0
     wanted = max_model_len or limit

@@ -14,15 +14,27 @@ SLIDING = ("sliding_attention", "chunked_attention", "local_attention")
 LINEAR = ("linear_attention", "mamba", "conv")
 PATTERN = {"*": "full", "M": "linear"}  # hybrid_override_pattern; "-" and "E" are feed-forward layers, without a cache
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
+# What Transformers fills in where config.json leaves it out: for these it is more than a default, the published files leave it to the class.
+CLASSES: dict[str, dict[str, t.Any]] = {
+    "gemma2": {"sliding_window_pattern": 2, "head_dim": 256},
+    "gemma3_text": {
+        "sliding_window_pattern": 6,
+        "max_position_embeddings": 131072,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+    },
+}
+CLASSES["gemma3"] = CLASSES["gemma3_text"]
+UNIFORM = ("mistral", "mixtral", "phi3", "starcoder2")  # one window for all layers, and no list that says so
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")
 
 
 def text_config(config: t.Mapping[str, t.Any]) -> t.Mapping[str, t.Any]:
-    """The language model's part of config.json (multimodal models nest it)."""
-    for key in ("text_config", "llm_config", "language_config"):
-        if isinstance(config.get(key), dict):
-            return config[key]
-    return config
+    """The language model's part of config.json (multimodal models nest it), with what its class fills in."""
+    found = next((config[key] for key in ("text_config", "llm_config", "language_config") if isinstance(config.get(key), dict)), config)
+    filled = CLASSES.get(str(found.get("model_type") or config.get("model_type") or ""), {})
+    return {**filled, **found}
 
 
 def count(config: t.Mapping[str, t.Any] | None) -> int:
@@ -57,10 +69,11 @@ def kinds(text: t.Mapping[str, t.Any], total: int) -> list[str]:
         return ["full" if flag == 1 else "linear" for flag in flags]
     if interval:
         return ["full" if place % interval == 0 else "linear" for place in range(1, total + 1)]
-    if window and text.get("sliding_window_pattern"):
-        every = int(text["sliding_window_pattern"])
+    every = text.get("sliding_window_pattern")
+    if window and isinstance(every, int) and every > 0:
         return ["full" if place % every == 0 else "sliding" for place in range(1, total + 1)]
-    return ["sliding" if window else "full"] * total
+    # Which layers have the window is in the model's code then: all full is the need that is never too small.
+    return ["sliding" if window and text.get("model_type") in UNIFORM else "full"] * total
 
 
 def partition(given: str, layers: int, stages: int) -> list[int] | None:

@@ -181,6 +181,7 @@ def kind_of(data: t.Any) -> str:
 def parse(data: t.Any, name: str) -> dict[str, t.Any]:
     """A recipe of any of the three formats. Raises Problem."""
     kind = kind_of(data)
+    data = {str(key): value for key, value in data.items()} if kind else data  # YAML reads a bare 1 or yes as another type
     if kind == "own":
         return own(data, name)
     if kind == "sparkrun":
@@ -209,7 +210,7 @@ def own(data: dict[str, t.Any], name: str) -> dict[str, t.Any]:
         raise wrong(f"unknown field {unknown[0]}", f"only {', '.join(sorted(OWN_KEYS))}")
     recipe = empty(str(data.get("name") or name), "own")
     settings = data["settings"]
-    odd = sorted(set(settings) - set(BOUND))
+    odd = sorted(map(str, set(settings) - set(BOUND)))
     if odd:
         raise wrong(f"settings.{odd[0]}", f"only inputs that belong to the model: {', '.join(BOUND)}")
     for needed in ("image", "model"):
@@ -395,7 +396,7 @@ def take(recipe: dict[str, t.Any], flag: str, value: str) -> None:
             errors[flag] = f"{value}: only ray and mp span nodes"
         else:
             settings[name] = value
-    except ValueError:
+    except (ValueError, OverflowError):  # infk
         settings.pop(name, None)
         errors[flag] = f"{value!r} has no meaning here"
 
@@ -413,9 +414,9 @@ def model(recipe: dict[str, t.Any], name: t.Any) -> None:
         recipe["settings"]["model"] = name
 
 
-def environment(recipe: dict[str, t.Any], env: t.Any) -> None:
+def environment(recipe: dict[str, t.Any], env: t.Mapping[t.Any, t.Any]) -> None:
     """Environment: everything but what is about somebody else's machine."""
-    for key, value in (env or {}).items():
+    for key, value in env.items():
         key, value = str(key), plain(value)
         if SECRET_ENV.search(key.upper()):
             recipe["errors"][f"env.{key}"] = "is a secret; use spark_hf_token_file for a hub token"
@@ -451,12 +452,12 @@ def image(recipe: dict[str, t.Any], data: dict[str, t.Any]) -> None:
 
 
 def sparkrun(data: dict[str, t.Any], name: str) -> dict[str, t.Any]:
-    """A recipe of sparkrun, version 2."""
+    """A recipe of sparkrun, version 2. Raises Problem."""
     recipe = empty(str(data.get("name") or name), "sparkrun")
     metadata = data.get("metadata") or {}
     recipe["description"] = str(data.get("description") or (metadata.get("description") if isinstance(metadata, dict) else "") or "")
     sizes(recipe, metadata)
-    defaults = dict(data.get("defaults") or {})
+    defaults = entries(recipe, data, "defaults")
     image(recipe, data)
     model(recipe, data.get("model"))
     if data.get("model_revision"):
@@ -465,7 +466,7 @@ def sparkrun(data: dict[str, t.Any], name: str) -> dict[str, t.Any]:
     if runtime not in RAY_RUNTIMES + MP_RUNTIMES:
         recipe["errors"]["runtime"] = f"{runtime} is not vLLM"
     backend = "ray" if runtime in RAY_RUNTIMES or str(defaults.get("distributed_executor_backend", "")) == "ray" else "mp"
-    environment(recipe, data.get("env"))
+    environment(recipe, entries(recipe, data, "env"))
     values = {**defaults, "model": data.get("model", "")}
     if recipe["errors"].get("runtime"):
         pass  # another engine's command says nothing to vLLM
@@ -505,14 +506,14 @@ def leave(recipe: dict[str, t.Any], key: str, value: t.Any) -> None:
         else:
             recipe["errors"][key] = SPARKRUN_REFUSED[key]
     elif key in SPARKRUN_LEFT:
-        names = [f"{key}.{part}" for part in sorted(value)] if isinstance(value, dict) else [key]
+        names = [f"{key}.{part}" for part in sorted(map(str, value))] if isinstance(value, dict) else [key]
         recipe["warnings"] += [f"{name} is left out: {SPARKRUN_LEFT[key]}" for name in names]
     else:
         recipe["warnings"].append(f"{key} is left out: not known here")
 
 
 def eugr(data: dict[str, t.Any], name: str) -> dict[str, t.Any]:
-    """A recipe of eugr/spark-vllm-docker, version 1."""
+    """A recipe of eugr/spark-vllm-docker, version 1. Raises Problem."""
     recipe = empty(str(data.get("name") or name), "eugr")
     recipe["description"] = " ".join(str(data.get("description") or "").split())
     missing = [key for key in ("name", "container", "command") if not data.get(key)]
@@ -520,8 +521,8 @@ def eugr(data: dict[str, t.Any], name: str) -> dict[str, t.Any]:
         raise refuse(f"no {missing[0]} in the recipe {name}", "name, container and command", "complete the file; see docs/recipes.md")
     image(recipe, data)
     model(recipe, data.get("model"))
-    environment(recipe, data.get("env"))
-    defaults = dict(data.get("defaults") or {})
+    environment(recipe, entries(recipe, data, "env"))
+    defaults = entries(recipe, data, "defaults")
     command = str(data["command"])
     arguments(recipe, command_words(recipe, command, {"model": data.get("model") or "", **defaults}, True))
     nodes_of_peer(recipe, data)
@@ -536,15 +537,47 @@ def eugr(data: dict[str, t.Any], name: str) -> dict[str, t.Any]:
     return recipe
 
 
+def entries(recipe: t.Mapping[str, t.Any], data: t.Mapping[str, t.Any], key: str) -> dict[str, t.Any]:
+    """A field of names and values. Raises Problem."""
+    value = data.get(key)
+    if value in (None, "", [], {}):
+        return {}
+    if not isinstance(value, dict):
+        raise refuse(
+            f"{key} {value!r:.80} in the recipe {recipe['name']}",
+            "names with a value each (NAME: value)",
+            "see docs/recipes.md for the fields",
+        )
+    return {str(name): part for name, part in value.items()}
+
+
+def limit(recipe: t.Mapping[str, t.Any], data: t.Mapping[str, t.Any], key: str) -> int | None:
+    """A number of nodes, None where there is none. Raises Problem."""
+    value = data.get(key)
+    if value in (None, "", 0):
+        return None
+    try:
+        number = 0 if isinstance(value, (bool, float)) else int(value)
+    except (TypeError, ValueError):
+        number = 0
+    if number < 1:
+        raise refuse(f"{key} {value!r:.80} in the recipe {recipe['name']}", "a number of nodes", "see docs/recipes.md for the fields")
+    return number
+
+
 def nodes_of_peer(recipe: dict[str, t.Any], data: t.Mapping[str, t.Any]) -> None:
-    """Numbers of nodes of a foreign recipe: what it says, else what its parallelism needs (a Spark has one GPU)."""
-    low, high = int(data.get("min_nodes") or 1), int(data["max_nodes"]) if data.get("max_nodes") else None
+    """Numbers of nodes of a foreign recipe: what it says, else what its parallelism needs (a Spark has one GPU). Raises Problem."""
+    low, high = limit(recipe, data, "min_nodes") or 1, limit(recipe, data, "max_nodes")
     mode = str(data.get("mode") or "auto")
-    if data.get("solo_only") or mode == "solo":
-        low, high = 1, 1
-    if data.get("cluster_only") or mode == "cluster":
+    solo, cluster = bool(data.get("solo_only") or mode == "solo"), bool(data.get("cluster_only") or mode == "cluster")
+    said = [f"{key} {data[key]!r:.80}" for key in ("min_nodes", "max_nodes", "mode", "solo_only", "cluster_only") if data.get(key)]
+    if solo:
+        high = min(high or 1, 1)
+    if cluster:
         low = max(low, 2)
-    span(recipe, low, high)
+    if (high or MOST_NODES) < low:  # an empty list of numbers would mean any
+        raise refuse(f"{', '.join(said)} in the recipe {recipe['name']}", "a number of nodes that all of them allow", "correct the recipe")
+    span(recipe, low, min(high, MOST_NODES) if high else None)
 
 
 # --- a recipe and the inventory ---

@@ -238,6 +238,11 @@ def _one(row: t.Mapping[str, t.Any], name: str) -> dict[str, t.Any] | None:
     return next((c for c in row["containers"] if c.get("role", c["name"]) == name), None)
 
 
+def _head(rows: t.Sequence[t.Mapping[str, t.Any]]) -> t.Mapping[str, t.Any] | None:
+    """The row of the head; None when the run is limited to other nodes."""
+    return next((row for row in rows if row["role"] == "head"), None)
+
+
 def with_ray(rows: t.Sequence[t.Mapping[str, t.Any]], table: t.Mapping[str, t.Any] | None) -> list[dict[str, t.Any]]:
     """The rows with ``ray`` = {container, alive}; ``alive`` is what Ray's head says of the node's fabric address (None: not known)."""
     known = bool(table) and bool((table or {}).get("nodes"))
@@ -307,7 +312,9 @@ def _failure(container: t.Mapping[str, t.Any], server: t.Mapping[str, t.Any]) ->
 
 def verdict(rows: t.Sequence[t.Mapping[str, t.Any]], wrong: t.Sequence[str]) -> tuple[str, str]:
     """(state, one sentence) of the gang; ``wrong`` are the problems."""
-    head = next(row for row in rows if row["role"] == "head")
+    head = _head(rows)
+    if head is None:
+        return "unknown", "the head is not in this run"
     if not head["reachable"]:
         return "unknown", f"the head {head['node']} does not answer"
     if head["docker_error"]:
@@ -397,15 +404,15 @@ def boot_notes(rows: t.Sequence[t.Mapping[str, t.Any]], healthy: bool) -> list[s
 
 
 def document(rows: t.Sequence[t.Mapping[str, t.Any]], settings: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
-    """Everything that is known, for machines; ``table`` makes it readable. The head is the first row."""
-    head = next(row for row in rows if row["role"] == "head")
-    found = head["server"] or {}
+    """Everything that is known, for machines; ``table`` makes it readable. The head is the first row, if it is in this run."""
+    head = _head(rows)
+    found = (head or {}).get("server") or {}
     rows = with_ray(rows, found.get("ray"))
     ray = _ray_total(rows, found.get("ray"))
-    server = _one(next(row for row in rows if row["role"] == "head"), VLLM)
+    server = _one(head, VLLM) if head else None
     working = any(row["containers"] for row in rows)
     wrong = problems(rows, ray, working)
-    if found.get("healthy") and server and found.get("models") and found["models"] != [server["served_model_name"]]:
+    if head and server and found.get("healthy") and found.get("models") and found["models"] != [server["served_model_name"]]:
         wrong.append(f"{head['node']}: /v1/models lists {', '.join(found['models'])}, expected {server['served_model_name']}")
     state, text = verdict(rows, wrong)
     notes = []
@@ -415,7 +422,7 @@ def document(rows: t.Sequence[t.Mapping[str, t.Any]], settings: t.Mapping[str, t
         notes.append(
             "the version before is kept, stopped, until the new one is proven: if no site.yml runs now, one was cut off; run it again"
         )
-    elif server is None and any(row["records"] for row in rows):
+    elif head and server is None and any(row["records"] for row in rows):
         notes.append("an old service was stopped here and is written down (teardown.yml -e spark_restore_old=true starts it)")
     notes += boot_notes(rows, bool(found.get("healthy")))
     return {

@@ -22,7 +22,8 @@ description:
   - Where that is not possible, or with O(transport=archive), the head's C(docker save) goes straight into the worker's C(docker load);
     RV(method) tells which way it was.
   - Platform and free space are checked before anything is copied.
-  - O(state=absent) removes the image, the versions of it that were kept for a way back, and what else this module brought.
+  - O(state=absent) removes the image, the versions of it that were kept for a way back, and what else this module brought for O(service).
+    What another service has stays.
   - The image that a new one replaces is kept under a name of ours (C(dgxspark-) and its fingerprint) for a way back; older versions that this module
     brought are removed, other images never.
 extends_documentation_fragment:
@@ -43,9 +44,21 @@ options:
     description:
       - V(present) ensures the image, V(absent) that it is gone, with the versions that it replaced.
       - Names that somebody else gave stay, and with them their image. One that a container uses is an error.
+      - V(forgotten) removes no image, but what the list of versions has of O(service); Docker is not asked.
     type: str
-    choices: [present, absent]
+    choices: [present, absent, forgotten]
     default: present
+  service:
+    description: Name of the service, as in C(spark_service). Versions are kept and removed for each service by itself.
+    type: str
+    default: ""
+  beside:
+    description:
+      - Containers of other services on this node, each with C(service), C(image) and C(image_id), as C(beside) of
+        RV(dgxspark.serving.serving_status#module:row). O(state=absent) leaves what they use.
+    type: list
+    elements: dict
+    default: []
   reference:
     description:
       - The image, C(name:tag) or C(name@sha256:…).
@@ -261,6 +274,16 @@ pruned:
   returned: always
   type: list
   elements: str
+left:
+  description: Names that O(state=absent) left because another service has the image.
+  returned: always
+  type: list
+  elements: str
+others:
+  description: Names of the other services that the list of versions has, for O(state=absent) and O(state=forgotten).
+  returned: always
+  type: list
+  elements: str
 method:
   description: V(none), V(tag), V(registry), V(file), V(relay) or V(archive).
   returned: always
@@ -357,6 +380,9 @@ class ImageSync:
 
     def run(self) -> None:
         """The whole module; fills ``result``."""
+        if self.params["state"] == "forgotten":
+            self._forget()
+            return
         try:
             self.local = self.result["reference"] = _image.local_reference(self.reference)
         except ValueError as exc:
@@ -857,13 +883,21 @@ class ImageSync:
     def _absent(self) -> None:
         """Remove the image and its versions, name by name: a name may go with another one."""
         self._find()
-        images, wanted = self._all_images(), [self.local, self.reference]
-        names = _image_versions.names_to_forget(self._recorded(), wanted, images, _image.image_fingerprint)
+        images, wanted, versions, service = self._all_images(), [self.local, self.reference], self._recorded(), self.params["service"]
+        own = _image_versions.of_service(versions, service)
+        others = _image_versions.of_others(versions, service)
+        others += _image_versions.run_by(self.params["beside"], images, _image.image_fingerprint)
+        names = _image_versions.names_to_forget(own, wanted, images, _image.image_fingerprint, others)
+        left = [name for name in _image_versions.names_to_forget(own, wanted, images, _image.image_fingerprint) if name not in names]
+        self.result["left"] = left
+        if left:
+            self.result["actions"].append(f"left {', '.join(left)}: another service has it")
         self.result["diff"]["after"] = self._short({})
         if names:
             self.result.update(changed=True, pruned=names)
             self.result["actions"].append(("would remove " if self.module.check_mode else "removed ") + ", ".join(names))
         if self.module.check_mode:
+            self._forget()
             return
         for name in names:
             rc, dummy, err = self.docker("image", "rm", name, timeout=300) if self.inspect(name) else (0, "", "")
@@ -872,39 +906,58 @@ class ImageSync:
                 raise self.problem(
                     "image-remove", f"docker image rm {name}: {_image.last_line(err)}", "an image that can be removed", remedy
                 )
-        self._set_image({})
-        with contextlib.suppress(FileNotFoundError):
+        self._set_image((self.inspect(self.local) or [{}])[0] if left else {})
+        self._forget()
+
+    def _forget(self) -> None:
+        """Take the service out of the list; without any other there is no list."""
+        others = _image_versions.of_others(self._recorded(), self.params["service"])
+        self.result["others"] = sorted({item["service"] for item in others})
+        if not os.path.exists(self.record) or (others and others == self._recorded()):
+            return
+        self.result["changed"] = True
+        self.result["actions"].append(("would forget" if self.module.check_mode else "forgot") + " its versions")
+        if not self.module.check_mode:
+            self._write(others)
+
+    def _write(self, versions: list[dict[str, t.Any]]) -> None:
+        if not versions:
             os.unlink(self.record)
+            return
+        os.makedirs(os.path.dirname(self.record), mode=0o700, exist_ok=True)
+        with open(f"{self.record}.new", "w", encoding="utf-8") as handle:
+            json.dump({"versions": versions}, handle, indent=1)
+        os.replace(f"{self.record}.new", self.record)
 
     def _versions(self, before: dict[str, t.Any]) -> None:
         """Remember what is served now, keep the version before it under a name of ours, remove the older ones that we brought."""
-        versions = self._recorded()
+        versions, service = self._recorded(), self.params["service"]
         known = list(versions)
         old = _image.image_fingerprint(before) if before else ""
         now = self.result["image"]
         if old and old != now["fingerprint"]:
-            if not any(item["fingerprint"] == old for item in versions):
+            if not any(item["fingerprint"] == old for item in _image_versions.of_service(versions, service)):
                 versions = _image_versions.remember(
-                    versions, {"fingerprint": old, "reference": self.local, "id": str(before["Id"]), "ours": False}
+                    versions, {"fingerprint": old, "reference": self.local, "id": str(before["Id"]), "ours": False, "service": service}
                 )
             name = _image_versions.keep_tag(self.local, old)
             if self.docker("tag", str(before["Id"]), name)[0] == 0:
                 self.result["actions"].append(f"kept the version before as {name}")
         ours = self.result["method"] != "none"
         versions = _image_versions.remember(
-            versions, {"fingerprint": now["fingerprint"], "reference": self.local, "id": now["id"], "ours": ours}
+            versions, {"fingerprint": now["fingerprint"], "reference": self.local, "id": now["id"], "ours": ours, "service": service}
         )
-        gone = [item["fingerprint"] for item in _image_versions.surplus(versions, self.params["keep"]) if self._remove_version(item)]
-        versions = [item for item in versions if item["fingerprint"] not in gone]
+        others = _image_versions.of_others(versions, service)
+        gone = [item for item in _image_versions.surplus(versions, self.params["keep"], service) if self._remove_version(item, others)]
+        versions = [item for item in versions if item not in gone]
         if versions != known:
-            os.makedirs(os.path.dirname(self.record), mode=0o700, exist_ok=True)
-            with open(f"{self.record}.new", "w", encoding="utf-8") as handle:
-                json.dump({"versions": versions}, handle, indent=1)
-            os.replace(f"{self.record}.new", self.record)
+            self._write(versions)
 
-    def _remove_version(self, version: dict[str, t.Any]) -> bool:
-        """Whether nothing of ours is left of it. What a container still uses, Docker refuses to remove: then the next run tries again."""
-        names = _image_versions.names_to_remove(version, self._all_images(), _image.image_fingerprint)
+    def _remove_version(self, version: dict[str, t.Any], others: list[dict[str, t.Any]]) -> bool:
+        """Whether nothing of ours is left of it but what other services have. What a container still uses, Docker refuses to remove: then the next run
+        tries again.
+        """
+        names = _image_versions.names_to_remove(version, self._all_images(), _image.image_fingerprint, others)
         if not names:
             return True
         rc, dummy, err = self.docker("image", "rm", *names, timeout=300)
@@ -934,7 +987,9 @@ def argument_spec() -> dict[str, t.Any]:
     }
     return {
         "node": {"type": "str", "default": ""},
-        "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+        "state": {"type": "str", "choices": ["present", "absent", "forgotten"], "default": "present"},
+        "service": {"type": "str", "default": ""},
+        "beside": {"type": "list", "elements": "dict", "default": []},
         "reference": {"type": "str", "required": True},
         "source": {"type": "str", "choices": ["registry", "file", "present", "peer"]},
         "path": {"type": "path", "default": ""},
@@ -963,6 +1018,8 @@ def new_result(params: dict[str, t.Any]) -> dict[str, t.Any]:
         "missing_bytes": 0,
         "incoming": {},
         "pruned": [],
+        "left": [],
+        "others": [],
         "seconds": 0.0,
         "method": "none",
         "actions": [],

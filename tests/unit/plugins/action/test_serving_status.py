@@ -156,6 +156,13 @@ def test_the_table(run, rows, shown):
     assert "NODE" in shown[1][0] and run.asked == {}
 
 
+def test_a_run_without_the_head(run, rows, shown):
+    """status.yml --limit spark-2."""
+    result = run("spark-2", rows=rows[:1])
+    assert result["status"]["state"] == "unknown" and result["status"]["endpoint"] == "http://10.1.230.180:30000/v1"
+    assert shown[0] == ("\nUNKNOWN: the head is not in this run", serving_status.COLOURS["bad"])
+
+
 def test_json_is_all_that_is_printed(run, rows, shown, tmp_path):
     path = tmp_path / "status.json"
     result = run("spark-1", rows=rows, output="json", file=str(path))

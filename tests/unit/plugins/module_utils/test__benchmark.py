@@ -227,8 +227,13 @@ def test_change(name: str, now: float, before: float | None, part: float | None,
 
 def test_secrets_are_left_out() -> None:
     assert _benchmark.public_command(["vllm", "serve", "m", "--api-key", "geheim", "--api-key=geheim", "--port", "1"]) == [
-        "vllm", "serve", "m", "--api-key", "***", "--api-key=***", "--port", "1",
+        "vllm", "serve", "m", "--api-key", "(removed)", "--api-key=(removed)", "--port", "1",
     ]  # fmt: skip
+    words = ["--hf-token", "geheim", "--max-num-batched-tokens", "8192", "--hf-overrides", '{"token": "geheim"}', "--x=hf_abcdefghij"]
+    found = _benchmark.public_command(words)
+    assert "geheim" not in str(found) and "hf_abcdefghij" not in str(found) and found[:4:2] == ["--hf-token", "--max-num-batched-tokens"]
+    assert found[3] == "8192"
+    assert _benchmark.public_env(["VLLM_PROXY=http://me:geheim@proxy:1"]) == {"VLLM_PROXY": "http://(removed)@proxy:1"}
     env = ["VLLM_API_KEY=geheim", "HF_TOKEN=geheim", "VLLM_HOST_IP=1.2.3.4", "PATH=/bin", "NCCL_IB_HCA==a:1,b:1", "MY_PASSWORD=geheim"]
     assert _benchmark.public_env(env) == {"NCCL_IB_HCA": "=a:1,b:1", "VLLM_HOST_IP": "1.2.3.4"}
 

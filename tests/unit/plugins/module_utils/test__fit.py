@@ -63,7 +63,31 @@ KINDS = {
         {"num_hidden_layers": 62, "sliding_window": 1024, "sliding_window_pattern": 6},
         {"full": 10, "sliding": 52, "linear": 0},
     ),
-    "all sliding": ({"num_hidden_layers": 32, "sliding_window": 4096}, {"full": 0, "sliding": 32, "linear": 0}),
+    "all sliding": (
+        {"model_type": "mistral", "num_hidden_layers": 32, "sliding_window": 4096},
+        {"full": 0, "sliding": 32, "linear": 0},
+    ),
+    "a window of layers that nothing names": ({"num_hidden_layers": 32, "sliding_window": 4096}, {"full": 32, "sliding": 0, "linear": 0}),
+    "a pattern in letters": (
+        {"num_hidden_layers": 32, "sliding_window": 4096, "sliding_window_pattern": "LLLG"},
+        {"full": 32, "sliding": 0, "linear": 0},
+    ),
+    "Gemma 2": ({"model_type": "gemma2", "num_hidden_layers": 26, "sliding_window": 4096}, {"full": 13, "sliding": 13, "linear": 0}),
+    "Gemma 3 of text": (
+        {"model_type": "gemma3_text", "num_hidden_layers": 26, "sliding_window": 512, "sliding_window_pattern": 6},
+        {"full": 4, "sliding": 22, "linear": 0},
+    ),
+    "Gemma 3 with its layers": (
+        {
+            "text_config": {
+                "model_type": "gemma3_text",
+                "num_hidden_layers": 2,
+                "sliding_window": 512,
+                "layer_types": ["full_attention"] * 2,
+            }
+        },
+        {"full": 2, "sliding": 0, "linear": 0},
+    ),
     "window switched off": (
         {"num_hidden_layers": 28, "sliding_window": 4096, "use_sliding_window": False},
         {"full": 28, "sliding": 0, "linear": 0},
@@ -82,6 +106,30 @@ KINDS = {
 def test_kinds_of_layers(case):
     config, expected = KINDS[case]
     assert _fit.layer_kinds(_fit.text_config(config)) == expected
+
+
+# As published for google/gemma-3-12b-it: the pattern, the width of a head and the longest context are in the class alone.
+GEMMA_3 = {
+    "model_type": "gemma3",
+    "text_config": {
+        "hidden_size": 3840,
+        "model_type": "gemma3_text",
+        "num_attention_heads": 16,
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 8,
+        "sliding_window": 1024,
+    },
+    "torch_dtype": "bfloat16",
+}
+
+
+@pytest.mark.parametrize("kind", ["gemma3_text", None])
+def test_what_the_class_of_gemma_3_fills_in(kind):
+    text = {key: value for key, value in GEMMA_3["text_config"].items() if key != "model_type"}
+    config = {**GEMMA_3, "text_config": {**text, **({"model_type": kind} if kind else {})}}
+    assert _fit.layer_kinds(_fit.text_config(config)) == {"full": 8, "sliding": 40, "linear": 0}
+    row = _fit.fit(config, 24 << 30, memory=SPARK)
+    assert (row["longest_context"], row["kv_growth"]) == (131072, 8 * 2 * 8 * 256 * 2)
 
 
 # name: (config, tensor parallel, kv dtype, bytes of one token over all layers of one rank that keep every token)
@@ -170,6 +218,16 @@ def test_state_of_linear_layers():
         ({"quantization_config": {"quant_method": "fp8"}}, "auto", "bfloat16"),
         ({"quantization_config": {"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}}, "bfloat16", "bfloat16"),
         ({}, "fp8_e5m2", "fp8"),
+        (
+            {"quantization_config": {"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 8, "type": "float"}}},
+            "auto",
+            "fp8",
+        ),
+        ({"quantization_config": {"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 8}}}, "bfloat16", "fp8"),
+        ({"compression_config": {"quant_method": "compressed-tensors", "kv_cache_scheme": {}}}, "auto", "fp8"),
+        ({"text_config": {"quantization_config": {"quant_method": "compressed-tensors", "kv_cache_scheme": {}}}}, "auto", "fp8"),
+        ({"quantization_config": {"quant_method": "compressed-tensors", "kv_cache_scheme": None}}, "auto", "bfloat16"),
+        ({"quantization_config": ["odd"]}, "auto", "bfloat16"),
     ],
 )
 def test_cache_dtype(config, asked, expected):
@@ -183,6 +241,36 @@ def test_what_cannot_be_computed(call):
     with pytest.raises(Problem) as caught:
         call()
     assert caught.value.id == "fit-unknown"
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"num_key_value_heads": [4, 8]},
+        {"max_position_embeddings": "131072"},
+        {"head_dim": {"full": 128}},
+        {"sliding_window": "4096"},
+        {"full_attention_interval": [4]},
+        {"num_attention_heads": [8]},
+        {"layer_types": "full_attention"},
+        {"layer_types": [{"kind": "full"}]},
+        {"attn_type_list": 1},
+        {"hybrid_override_pattern": ["M", {}]},
+        {"head_dim": -1},
+    ],
+)
+def test_an_entry_of_another_kind_is_told(odd):
+    config = {**LLAMA, **odd}
+    tensor, pipeline = _fit.split(config, 2)
+    with pytest.raises(Problem) as caught:
+        _fit.fit({"text_config": config}, 1 << 30, tensor_parallel=tensor, pipeline_parallel=pipeline)
+    assert caught.value.id == "fit-unknown" and next(iter(odd)) in caught.value.found
+
+
+@pytest.mark.parametrize("empty", [None, 0, False, []])
+def test_an_entry_without_a_value_is_none(empty):
+    names = {name: empty for name in (*_fit.FIGURES, *_fit.LISTS) if name not in LLAMA}
+    assert _fit.fit({**LLAMA, **names, "hidden_size": 8192}, 1 << 30) == _fit.fit(LLAMA, 1 << 30)
 
 
 def test_the_reference_agrees_with_the_published_sizes():

@@ -105,6 +105,65 @@ def test_what_is_no_recipe(data):
     assert caught.value.id == "recipe-invalid"
 
 
+SPARKRUN = {"recipe_version": "2", "name": "odd", "model": "o/m", "container": "a/b:c", "runtime": "vllm"}
+EUGR = {"recipe_version": "1", "name": "odd", "model": "o/m", "container": "a/b:c", "command": "vllm serve {model}"}
+
+
+@pytest.mark.parametrize("peer", [SPARKRUN, EUGR])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"env": ["A=B"]},
+        {"env": "A=B"},
+        {"defaults": ["a"]},
+        {"defaults": "port: 1"},
+        {"defaults": 5},
+        {"min_nodes": "auto"},
+        {"min_nodes": [2]},
+        {"min_nodes": True},
+        {"min_nodes": 2.5},
+        {"max_nodes": "many"},
+        {"max_nodes": -1},
+        {"min_nodes": 100000},
+        {"min_nodes": 3, "max_nodes": 2},
+        {"cluster_only": True, "max_nodes": 1},
+        {"mode": "cluster", "max_nodes": 1},
+        {"solo_only": True, "cluster_only": True},
+        {"solo_only": True, "min_nodes": 2},
+    ],
+)
+def test_an_odd_recipe_of_others_is_told(peer, change):
+    with pytest.raises(Problem) as caught:
+        _recipe.parse({**peer, **change}, "file")
+    found = caught.value.found
+    assert caught.value.id == "recipe-invalid" and all(key in found for key in change) and "the recipe odd" in found
+
+
+@pytest.mark.parametrize(
+    ("change", "nodes"),
+    [
+        ({}, []),
+        ({"min_nodes": "2", "max_nodes": "3"}, [2, 3]),
+        ({"min_nodes": None, "max_nodes": 0, "env": None, "defaults": []}, []),
+        ({"solo_only": True}, [1]),
+        ({"cluster_only": True, "max_nodes": 2}, [2]),
+        ({"min_nodes": 63, "max_nodes": 1000}, [63, 64]),
+        ({1: "x", "defaults": {1: 2}}, []),
+    ],
+)
+@pytest.mark.parametrize("peer", [SPARKRUN, EUGR])
+def test_numbers_of_nodes_of_others(peer, change, nodes):
+    assert _recipe.parse({**peer, **change}, "file")["nodes"] == nodes
+
+
+def test_names_that_yaml_reads_as_numbers():
+    recipe = _recipe.parse({**SPARKRUN, "runtime_config": {1: "x", "y": 2}, "defaults": {"max_model_len": "infk"}}, "file")
+    assert [text for text in recipe["warnings"] if text.startswith("runtime_config.1 is left out")]
+    assert recipe["errors"] == {"--max-model-len": "'infk' has no meaning here"}
+    with pytest.raises(Problem, match="settings"):
+        _recipe.parse({**MINE, "settings": {**MINE["settings"], 1: 2, "port": 3}}, "mine")
+
+
 # --- those of others: file: (format, numbers of nodes, settings, what warnings begin with, fields that cannot be left out) ---
 
 PEERS = {

@@ -453,3 +453,14 @@ def test_the_first_is_told_beside_the_second():
 
 def test_without_a_second_service_nothing_is_said_of_one():
     assert "Beside" not in _status.table(document(pair(server=HEALTHY)))
+
+
+@pytest.mark.parametrize("worker", [["spark-ray"], ["spark-vllm"], []])
+def test_a_run_without_the_head(worker):
+    """status.yml --limit spark-2."""
+    rows = [row("spark-2", [ours(name) for name in worker])]
+    found = document(rows)
+    assert (found["state"], found["text"]) == ("unknown", "the head is not in this run")
+    assert found["model"] is None and [node["node"] for node in found["nodes"]] == ["spark-2"] and found["notes"] == []
+    assert _status.table(found).startswith("UNKNOWN: the head is not in this run")
+    assert _status.verdict(rows, []) == ("unknown", "the head is not in this run")

@@ -635,7 +635,7 @@ def test_absent_removes_the_image_and_what_was_kept_of_it(bench: Bench) -> None:
     before = tags(bench)
     assert {"org/a:1", "org/b:1"} < before and kept not in before and len(before) == 5
     told = bench.run("", check=True, state="absent")
-    assert told["changed"] and tags(bench) == before and all(text.startswith("would remove ") for text in told["actions"])
+    assert told["changed"] and tags(bench) == before and all(text.startswith("would ") for text in told["actions"])
     result = bench.run("", state="absent")
     assert result["changed"] and set(result["pruned"]) == set(told["pruned"]) == before - {"theirs:1", "org/a:theirs"}
     assert result["diff"]["before"]["id"] == image("2")["Id"] and result["diff"]["after"]["id"] == "" and not result["image"]["present"]
@@ -643,6 +643,66 @@ def test_absent_removes_the_image_and_what_was_kept_of_it(bench: Bench) -> None:
     assert not (bench.root / "state" / "images.json").exists()
     again = bench.run("", state="absent")
     assert not again["changed"] and again["actions"] == []
+
+
+def recorded(bench: Bench) -> list[tuple[str, str]]:
+    path = bench.root / "state" / "images.json"
+    return [(item["service"], item["reference"]) for item in json.loads(path.read_text())["versions"]] if path.exists() else []
+
+
+def two_services(bench: Bench, second: str) -> None:
+    """The one without a name has org/a:1, small has ``second``."""
+    for name, service, number in (("org/a:1", "", "1"), (second, "small", "1" if second == "org/a:1" else "2")):
+        bench.pulls(image(number, layer=number))
+        assert not bench.run("registry", reference=name, service=service).get("failed")
+
+
+def test_an_upgrade_of_one_service_leaves_the_image_of_another(bench: Bench) -> None:
+    """The other one is stopped, so that no container holds its image."""
+    two_services(bench, "org/b:1")
+    bench.pulls(image("3", layer="3"))
+    result = bench.run("registry", reference="org/b:1", service="small", pull="always", keep=0)
+    assert [name.rpartition("-")[0] for name in result["pruned"]] == ["org/b:dgxspark"] and tags(bench) == {"org/a:1", "org/b:1"}
+    assert recorded(bench) == [("", "org/a:1"), ("small", "org/b:1")]
+
+
+def test_absent_of_one_service_leaves_another_and_its_place_in_the_list(bench: Bench) -> None:
+    two_services(bench, "org/b:1")
+    told = bench.run("", check=True, state="absent", reference="org/b:1", service="small")
+    result = bench.run("", state="absent", reference="org/b:1", service="small")
+    assert result["pruned"] == told["pruned"] == ["org/b:1"] and result["left"] == [] and result["others"] == told["others"] == [""]
+    assert tags(bench) == {"org/a:1"} and recorded(bench) == [("", "org/a:1")]
+    assert not bench.run("", state="absent", reference="org/b:1", service="small")["changed"]
+    assert bench.run("", state="absent")["others"] == [] and bench.now() == [] and recorded(bench) == []
+
+
+def test_absent_of_an_image_that_two_services_have(bench: Bench) -> None:
+    two_services(bench, "org/a:1")
+    result = bench.run("", state="absent", service="small")
+    assert not result.get("failed") and result["pruned"] == [] and result["left"] == ["org/a:1"] and result["image"]["present"]
+    assert any("another service has it" in text for text in result["actions"]) and recorded(bench) == [("", "org/a:1")]
+    assert bench.run("", state="absent")["pruned"] == ["org/a:1"] and bench.now() == []
+
+
+def test_absent_of_an_image_that_a_container_of_another_service_uses(bench: Bench) -> None:
+    """A list of before has no services: the container is what tells."""
+    bench.images(image("1", tags=["org/a:1"]))
+    used = [{"service": "", "image": "org/a:1", "image_id": image("1")["Id"]}]
+    result = bench.run("", state="absent", service="small", beside=used)
+    assert not result.get("failed") and not result["changed"] and result["left"] == ["org/a:1"] and tags(bench) == {"org/a:1"}
+
+
+def test_forgotten_takes_one_service_out_of_the_list(bench: Bench) -> None:
+    two_services(bench, "org/b:1")
+    asked = len(bench.log())
+    assert bench.run("", check=True, state="forgotten", service="small")["changed"] and len(recorded(bench)) == 2
+    result = bench.run("", state="forgotten", service="small")
+    assert result["changed"] and result["others"] == [""] and recorded(bench) == [("", "org/a:1")]
+    assert not bench.run("", state="forgotten", service="small")["changed"]
+    assert bench.run("", state="forgotten")["changed"] and not (bench.root / "state" / "images.json").exists()
+    assert not bench.run("", state="forgotten")["changed"] and len(bench.log()) == asked and len(bench.now()) == 2
+    (bench.root / "state" / "images.json").write_text("{")
+    assert bench.run("", state="forgotten")["changed"] and not (bench.root / "state" / "images.json").exists()
 
 
 def test_absent_without_the_list_of_versions(bench: Bench) -> None:
