@@ -12,6 +12,7 @@ import base64
 import hashlib
 import ipaddress
 import json
+import math
 import os
 import typing as t
 
@@ -232,19 +233,21 @@ def engines_problem(settings: dict[str, t.Any], config: dict[str, t.Any] | None)
 
 
 def heads_problem(settings: dict[str, t.Any], config: dict[str, t.Any] | None) -> Problem | None:
-    """The tensor parallel size must divide the model's attention heads (VLL-04). ``config`` is config.json."""
-    if not config:
-        return None
-    text = config.get("text_config") or config
-    heads = text.get("num_attention_heads")
+    """The tensor parallel size must divide the model's attention heads (VLL-04). ``config`` is config.json, where some models have a number for
+    each layer; what is no number tells nothing.
+    """
+    text = (config or {}).get("text_config") or config or {}
+    told = text.get("num_attention_heads") if isinstance(text, dict) else None
+    layers = [n for n in (told if isinstance(told, list) else [told]) if isinstance(n, int) and n > 0]
+    heads = math.gcd(*layers)
     size = settings["tensor_parallel"]
-    if not heads or heads % size == 0:
+    if heads % size == 0:
         return None
     allowed = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
     return Problem(
         "VLL-04",
         stage="model",
-        found=f"spark_tensor_parallel {size} and a model with {heads} attention heads ({settings['model']})",
+        found=f"spark_tensor_parallel {size} and a model with {' or '.join(map(str, sorted(set(layers))))} attention heads ({settings['model']})",
         expected=f"a size that divides the heads: {allowed}",
         remedy="choose another spark_tensor_parallel (and number of nodes), or use spark_pipeline_parallel for the rest",
     )
