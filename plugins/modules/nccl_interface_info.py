@@ -75,6 +75,11 @@ options:
         away for a moment.
     type: int
     default: 0
+  known:
+    description:
+      - The choice, where M(dgxspark.serving.node_info) has made it with the same options in this run; it is returned as it is, and the node is not asked
+        again. Empty asks the node.
+    type: dict
   sysfs_path:
     description: Where sysfs is mounted.
     type: path
@@ -201,53 +206,27 @@ problem:
   type: dict
 """
 
-import os
 import shutil
 import time
 import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.dgxspark.serving.plugins.module_utils._fabric import detect, parse_request, survey
-from ansible_collections.dgxspark.serving.plugins.module_utils._netif import Route, Sysfs, add_sysfs, parse_addr, parse_route
+from ansible_collections.dgxspark.serving.plugins.module_utils._fabric import parse_request
+from ansible_collections.dgxspark.serving.plugins.module_utils._fabric_look import Ports
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
-from ansible_collections.dgxspark.serving.plugins.module_utils._rdma import read_hcas
 
 
-def read_file(path: str) -> str:
-    """Text of a small file."""
-    with open(path, encoding="utf-8", errors="replace") as handle:
-        return handle.read()
+def runner(module: AnsibleModule) -> t.Callable[[t.Sequence[str]], tuple[int, str, str]]:
+    """Bounded commands."""
 
-
-class Iproute:
-    """Bounded calls of iproute2."""
-
-    def __init__(self, module: AnsibleModule, node: str) -> None:
-        self._module = module
-        self._node = node
-
-    def _run(self, *args: str) -> tuple[int, str, str]:
-        rc, out, err = self._module.run_command(["timeout", "5", "ip", *args], environ_update={"LC_ALL": "C"}, handle_exceptions=False)
+    def run(argv: t.Sequence[str]) -> tuple[int, str, str]:
+        if not shutil.which(argv[0]):
+            return 127, "", f"no {argv[0]} command on PATH"
+        rc, out, err = module.run_command(["timeout", "5", *argv], environ_update={"LC_ALL": "C"}, handle_exceptions=False)
         return rc, out, err
 
-    def addr(self) -> str:
-        """Output of ``ip -j -d addr``. Raises Problem when there is none."""
-        rc, out, err = self._run("-j", "-d", "addr") if shutil.which("ip") else (127, "", "no ip command on PATH")
-        if rc != 0:
-            raise Problem(
-                "iproute2",
-                found=f"'ip -j -d addr' failed with code {rc}: {' '.join((err or out).split())}",
-                expected="iproute2 that can print JSON (4.13 or newer)",
-                remedy="install the package iproute2 on this node",
-                node=self._node,
-                stage="preflight",
-            )
-        return out
-
-    def route(self, peer: str) -> Route:
-        """The kernel's route to a peer."""
-        return parse_route(peer, *self._run("-j", "route", "get", peer))
+    return run
 
 
 PASSING = {"fabric-missing", "fabric-address", "fabric-route", "fabric-interface", "fabric-subnet", "NET-10", "rdma-missing"}
@@ -280,19 +259,17 @@ def main() -> None:
             "require_rdma": {"type": "bool", "default": False},
             "survey": {"type": "bool", "default": False},
             "wait": {"type": "int", "default": 0},
+            "known": {"type": "dict"},
             "sysfs_path": {"type": "path", "default": "/sys"},
         },
         supports_check_mode=True,
     )
-    sysfs = Sysfs(module.params["sysfs_path"], read_file, os.listdir, os.path.realpath)
-    ip = Iproute(module, module.params["node"])
+    if module.params["known"]:  # the action plugin has answered already where there is one
+        module.exit_json(changed=False, fabric=module.params["known"])
+    ports = Ports(runner(module), module.params["node"], module.params["sysfs_path"])
 
     def look() -> dict[str, t.Any]:
-        interfaces = parse_addr(ip.addr())
-        add_sysfs(interfaces, sysfs)
-        if module.params["survey"]:
-            return {"ports": survey(request, interfaces, read_hcas(sysfs))}
-        return {"fabric": detect(request, interfaces, read_hcas(sysfs), ip.route)}
+        return {"ports": ports.survey(request)} if module.params["survey"] else {"fabric": ports.choose(request)}
 
     try:
         request = parse_request(module.params)

@@ -72,6 +72,11 @@ options:
     description: Name of the service whose boot unit to look at, as in C(spark_service).
     type: str
     default: ""
+  fabric:
+    description:
+      - Options of M(dgxspark.serving.nccl_interface_info) with which to choose the fabric interface, too, in the same round trip. What is wrong with the fabric
+        is not told here; RV(fabric) is V(null) then, and that module says why.
+    type: dict
   docker_socket:
     description: Socket of the Docker daemon.
     type: path
@@ -98,6 +103,10 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+fabric:
+  description: The choice as RV(dgxspark.serving.nccl_interface_info#module:fabric) has it; V(null) where O(fabric) is not given or none can be made.
+  returned: always
+  type: dict
 node:
   description: The facts. Sizes are bytes.
   returned: always
@@ -274,7 +283,10 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.dgxspark.serving.plugins.module_utils._boot_files import Paths, state_of
 from ansible_collections.dgxspark.serving.plugins.module_utils._docker_api import DockerApi
+from ansible_collections.dgxspark.serving.plugins.module_utils._fabric import parse_request
+from ansible_collections.dgxspark.serving.plugins.module_utils._fabric_look import Ports
 from ansible_collections.dgxspark.serving.plugins.module_utils._node import Host, collect
+from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 from ansible_collections.dgxspark.serving.plugins.module_utils._snapshot import local_state, model_config
 
 COMMAND_TIMEOUT = 15
@@ -374,6 +386,18 @@ def build_host(module: AnsibleModule) -> Host:
     )
 
 
+def chosen(run: t.Callable[[list[str]], tuple[int, str, str]], options: dict[str, t.Any] | None, node: str) -> dict[str, t.Any] | None:
+    """The fabric interface, or nothing where it was not asked for or cannot be chosen."""
+    if not options:
+        return None
+    try:
+        return Ports(lambda argv: run(list(argv)), node, options.get("sysfs_path") or "/sys").choose(
+            parse_request({"node": node, **options})
+        )
+    except Problem:
+        return None
+
+
 def main() -> None:
     """Entry point."""
     module = AnsibleModule(
@@ -392,6 +416,7 @@ def main() -> None:
             "paths": {"type": "list", "elements": "str", "default": []},
             "units": {"type": "list", "elements": "str", "default": []},
             "service": {"type": "str", "default": ""},
+            "fabric": {"type": "dict"},
             "docker_socket": {"type": "path", "default": "/var/run/docker.sock"},
         },
         supports_check_mode=True,
@@ -420,7 +445,7 @@ def main() -> None:
         if node["snapshot"] and node["snapshot"]["path"]:
             node["snapshot"]["config"] = model_config(node["snapshot"]["path"])
     node["time"] = time.time()
-    module.exit_json(changed=False, node=node)
+    module.exit_json(changed=False, node=node, fabric=chosen(host.run, params["fabric"], params["node"]))
 
 
 if __name__ == "__main__":
