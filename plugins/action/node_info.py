@@ -10,7 +10,7 @@ from ansible.errors import AnsibleConnectionFailure
 from ansible.plugins.action import ActionBase
 
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
-from ansible_collections.dgxspark.serving.plugins.plugin_utils._connection import one_try
+from ansible_collections.dgxspark.serving.plugins.plugin_utils._connection import let_go_of_kept, one_try
 
 
 def unreachable(node: str, text: str, place: str, head: str) -> Problem:
@@ -45,7 +45,7 @@ class ActionModule(ActionBase):
         # The first contact: what does not answer now is told at once, not after several rounds of ssh's patience.
         one_try(self._connection)
         try:
-            return self._execute_module(task_vars=task_vars)
+            return self._ask(task_vars)
         except AnsibleConnectionFailure as exc:
             node = variables.get("inventory_hostname", "")
             heads = variables.get("groups", {}).get("ray_head", [])
@@ -54,3 +54,12 @@ class ActionModule(ActionBase):
                 place = str(variables["spark_fabric_address"])
             problem = unreachable(node, exc.message, place, heads[0] if heads and node not in heads else "")
             return {"failed": True, "changed": False, "msg": problem.msg, "problem": problem.as_dict()}
+
+    def _ask(self, task_vars: dict[str, t.Any] | None) -> dict[str, t.Any]:
+        try:
+            answer: dict[str, t.Any] = self._execute_module(task_vars=task_vars)
+        except AnsibleConnectionFailure as exc:
+            if not let_go_of_kept(self._connection, str(exc.message)):
+                raise
+            answer = self._execute_module(task_vars=task_vars)
+        return answer

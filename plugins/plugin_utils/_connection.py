@@ -18,3 +18,18 @@ def one_try(connection: t.Any) -> None:
     """A node that does not answer is told at once, not after several rounds of ssh's patience. Only ssh has rounds."""
     with contextlib.suppress(AnsibleError, KeyError, AttributeError):
         connection.set_option("reconnection_retries", 0)
+
+
+# What ssh and Ansible say when it was not the node that failed but a connection of an earlier run, which ssh keeps for minutes (ControlPersist): after
+# a reboot of the node, another address or another MTU it hangs until ssh gives it up.
+_KEPT = ("Data could not be sent to remote host", "mux_client", "Shared connection to", "Broken pipe")
+
+
+def let_go_of_kept(connection: t.Any, text: str) -> bool:
+    """Whether a failure with this text may be that of a kept connection; that one is let go, so that another try makes a new one."""
+    if not any(word in text for word in _KEPT):
+        return False
+    with contextlib.suppress(AnsibleError, AttributeError):
+        connection.reset()
+        return True
+    return False

@@ -25,6 +25,8 @@ def rule(node: str, chain: str, match: str) -> contextlib.AbstractContextManager
 
 class TestRefused:
     def test_mtu_that_differs(self) -> None:
+        """Also over a connection that ssh has kept from before, on which nothing long arrives any more."""
+        spark.site("--tags", "preflight", "--check")
         with spark.undone("spark-2", f"ip link set {PORT1} mtu 1500", f"ip link set {PORT1} mtu 9000"):
             run = spark.site()
         spark.refused(run, "spark-1", "spark-1 9000", "spark-2 1500", "the same MTU")

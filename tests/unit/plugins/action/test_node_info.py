@@ -24,13 +24,18 @@ def run(monkeypatch):
         plugin = node_info.ActionModule.__new__(node_info.ActionModule)
         plugin._play_context = types.SimpleNamespace(remote_addr=remote)
 
+        answers = list(answer) if isinstance(answer, list) else [answer]
+
         def execute(task_vars):
-            if isinstance(answer, Exception):
-                raise answer
-            return answer
+            found = answers.pop(0)
+            if isinstance(found, Exception):
+                raise found
+            return found
 
         plugin._execute_module = execute
-        plugin._connection = types.SimpleNamespace(set_option=lambda name, value: options.update({name: value}))
+        plugin._connection = types.SimpleNamespace(
+            set_option=lambda name, value: options.update({name: value}), reset=lambda: options.update(reset=options.get("reset", 0) + 1)
+        )
         return plugin.run(None, {"groups": GROUPS, **variables})
 
     run.options = options
@@ -53,6 +58,25 @@ def test_a_worker_that_cannot_be_reached_names_the_way_to_it(run):
     assert result["problem"]["found"].startswith("no SSH connection to 192.168.200.13 (Failed to connect")
     assert result["problem"]["found"].endswith("No route to host)") and "\n" not in result["msg"]
     assert "through spark-1" in result["msg"] and "on spark-1: ping 192.168.200.13" in result["problem"]["remedy"]
+
+
+STALE = 'Data could not be sent to remote host "spark-2". Make sure this host can be reached over ssh: '
+
+
+@pytest.mark.parametrize(
+    "text", [STALE, "mux_client_request_session: read from master failed: Broken pipe", "Shared connection to a closed."]
+)
+def test_a_connection_of_an_earlier_run_that_has_died_is_made_anew(run, text):
+    """After a reboot of the node, or another MTU of its port, the one that ssh has kept hangs, while a new one is fine."""
+    assert run([AnsibleConnectionFailure(text), FACTS], inventory_hostname="spark-2") == FACTS
+    assert run.options["reset"] == 1
+
+
+def test_a_node_that_is_gone_is_not_tried_a_third_time(run):
+    result = run([AnsibleConnectionFailure(STALE), GONE], "spark-2", inventory_hostname="spark-2", spark_fabric_address="192.168.200.13")
+    assert result["problem"]["id"] == "NET-13" and "No route to host" in result["msg"] and run.options["reset"] == 1
+    run(GONE, "spark-2", inventory_hostname="spark-2")
+    assert run.options["reset"] == 1  # that was no kept connection
 
 
 def test_a_head_that_cannot_be_reached_has_no_way_around(run):
