@@ -244,6 +244,15 @@ def _tail(state: State) -> str:
     return " | ".join(state["tail"][-3:]) or "the log is empty"
 
 
+def holder(port: int, listeners: t.Iterable[t.Mapping[str, t.Any]]) -> str:
+    """Who has the API port when the server could not bind one: ``port 30000 is held by python3 (pid 4711)``. ``listeners`` as of ``parse_ss``."""
+    found = [listener for listener in listeners if listener["port"] == port]
+    if not found:
+        return f"nothing holds port {port} now, so it was taken for a moment or is another one"
+    who = found[0]
+    return f"port {port} is held by " + (f"{who['process']} (pid {who['pid']})" if who["pid"] else "a process that cannot be seen")
+
+
 def died(state: State, node: str, what: str, now: float, log: str = "", killed: bool = False) -> Problem:
     """The server or a rank is gone: ``what`` says which and how (``container spark-vllm exited with code 1``), ``log`` is its own log.
 

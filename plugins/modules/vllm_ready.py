@@ -237,7 +237,14 @@ import urllib.parse
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.dgxspark.serving.plugins.module_utils import _vllm
-from ansible_collections.dgxspark.serving.plugins.module_utils._containers import Docker, DockerError, exit_text, normal_stamp, unread
+from ansible_collections.dgxspark.serving.plugins.module_utils._containers import (
+    Docker,
+    DockerError,
+    exit_text,
+    normal_stamp,
+    parse_ss,
+    unread,
+)
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 from ansible_collections.dgxspark.serving.plugins.module_utils._wait import bounded
 
@@ -384,7 +391,11 @@ class Ready:
         self.read_log(found[self.p["container"]])
         log = "" if container["name"] == self.p["container"] else self.docker.log_text(container["name"], tail=200, timestamps=False)
         killed = container["exit_code"] in (137, 143)
-        raise _vllm.died(self.state, self.p["node"], f"container {container['name']} {how}", self.now(), log, killed)
+        problem = _vllm.died(self.state, self.p["node"], f"container {container['name']} {how}", self.now(), log, killed)
+        if problem.id == "VLL-07":  # vLLM does not say which port
+            dummy, out, dummy2 = self.docker.run(["ss", "-H", "-t", "-l", "-n", "-p"], timeout=10)
+            problem.found += "; " + _vllm.holder(urllib.parse.urlsplit(self.p["url"]).port or 80, parse_ss(out))
+        raise problem
 
     def read_log(self, container: dict[str, t.Any]) -> None:
         """Read what is new in the server's log."""

@@ -292,6 +292,16 @@ def test_completions_are_judged_by_tokens(answer, path, verdict, text):
     assert (found["verdict"], found["text"]) == (verdict, text)
 
 
+def test_holder():
+    sockets = [
+        {"address": "*", "port": 30000, "process": "nginx", "pid": 7},
+        {"address": "*", "port": 6379, "process": None, "pid": None},
+    ]
+    assert _vllm.holder(30000, sockets) == "port 30000 is held by nginx (pid 7)"
+    assert _vllm.holder(6379, sockets) == "port 6379 is held by a process that cannot be seen"
+    assert _vllm.holder(1, sockets).startswith("nothing holds port 1 now")
+
+
 def test_models():
     assert _vllm.check_models(ok({"data": [{"id": "m", "max_model_len": 1024}]}), "m", "n") == {
         "ready": True,

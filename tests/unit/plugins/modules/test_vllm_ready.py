@@ -80,7 +80,11 @@ class FakeDocker:
         self.logs = list(logs)
         self.reads = 0
 
+    sockets = ""
+
     def __call__(self, argv, timeout=30, data=None):
+        if argv[0] == "ss":
+            return 0, self.sockets, ""
         if argv[1] == "wait":
             self.waited = (argv[2:], timeout)
             return 0, "", ""
@@ -276,6 +280,16 @@ def test_exited_container_fails_at_once_with_its_cause():
     docker = FakeDocker([[container(running=False, code=2)]], logs=["usage: vllm", "vllm: error: unrecognized arguments: --no-such-flag"])
     problem = problem_of({}, docker)
     assert problem.id == "VLL-03" and "container spark-vllm exited with code 2" in problem.found and "--no-such-flag" in problem.found
+
+
+def test_who_has_the_port_that_the_server_could_not_bind():
+    docker = FakeDocker([[container(running=False, code=1)]], logs=["OSError: [Errno 98] Address already in use"])
+    with Server({}) as server:
+        port = int(server.url.rpartition(":")[2])
+        docker.sockets = f'LISTEN 0 5 0.0.0.0:{port} 0.0.0.0:* users:(("python3",pid=4711,fd=3))\n'
+        with pytest.raises(Problem) as caught:
+            vllm_ready.Ready(params(server.url), Docker(docker)).wait(None)
+    assert caught.value.id == "VLL-07" and caught.value.found.endswith(f"; port {port} is held by python3 (pid 4711)")
 
 
 def test_missing_container():
