@@ -330,6 +330,18 @@ GUARDS = (
         (R,),
     ),
     Guard(
+        "image: link cut for some seconds",
+        "Relay._link (patience)",
+        (Cut(TRANSFER, "TCP_KEEPIDLE, 20), (socket.TCP_KEEPINTVL, 8)", "TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2)"),),
+        (R,),
+    ),
+    Guard(
+        "image: disk full in the middle",
+        "classify_pull_error",
+        (Cut(UTILS + "_image.py", 'r"no space left on device|disk quota exceeded"', 'r"never"'),),
+        ("tests/unit/plugins/module_utils/test__image.py::test_pull_errors_are_told_apart",),
+    ),
+    Guard(
         "image: registry cuts the body, or a byte flipped",
         "ImageSync._pull (tries)",
         (Cut(MODULES + "image_sync.py", "if watched.ended or number + 1 == TRIES or not", "if True or not"),),
