@@ -103,7 +103,7 @@ options:
     description:
       - Seconds between two completions, used with O(fresh=true).
     type: float
-    default: 0.5
+    default: 0.1
   fresh:
     description:
       - Whether the server was launched just now. With V(false), a server that serves already is asked without pauses and its log is not
@@ -599,7 +599,7 @@ def main() -> None:
             "stage_timeouts": {"type": "dict", "default": {}},
             "completions": {"type": "int", "default": 2},
             "engines": {"type": "int", "default": 1},
-            "pause": {"type": "float", "default": 0.5},
+            "pause": {"type": "float", "default": 0.1},
             "fresh": {"type": "bool", "default": False},
             "prompt": {"type": "str", "default": "Say hello."},
             "max_tokens": {"type": "int", "default": 32, "no_log": False},
