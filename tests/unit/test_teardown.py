@@ -72,7 +72,7 @@ class Node:
     ) -> str:
         """Runs the tasks; returns what was printed."""
         rows = beside or {}
-        record = f"stopped{'-' + more['service'] if more.get('service') else ''}.json"
+        record = f"stopped{'-' + more['service'] if more.get('service') else ''}"
         image = {"others": list(others), "left": []}
         hosts = {
             name: {
@@ -82,7 +82,7 @@ class Node:
                 "stop_before": {
                     "row": {
                         "beside": rows.get(name, []),
-                        "records": [str(self.state / record)],
+                        "records": [str(self.state / f"{record}{kind}.json") for kind in ("", ".last")],
                         "model_folder": str(self.folder / f"model-{name}"),
                     }
                 },
@@ -128,18 +128,23 @@ def test_the_only_service_leaves_nothing(node: Node) -> None:
     assert node.left() is None and not (node.folder / "run").exists() and (node.folder / "model-spark-1").exists()
 
 
-def test_its_own_record_stays(node: Node) -> None:
-    node.files("kernels", "stopped.json")
+@pytest.mark.parametrize("record", ["stopped.json", "stopped.last.json"])
+def test_its_own_record_stays(node: Node, record: str) -> None:
+    """The second one is what site.yml leaves when the new server is proven."""
+    node.files("kernels", record)
     assert "the old service stays stopped" in node.teardown()
-    assert node.left() == {"stopped.json"}
+    assert node.left() == {record}
 
 
 def test_what_another_stopped_service_has_stays(node: Node) -> None:
     """stop.yml -e @second.yml, then teardown.yml: no container of the second tells of it, its notes do. (images.json: image_sync rewrote it.)"""
-    node.files("kernels", "probes", "images.json", "stopped-small.json", "boot-small.json")
+    node.files("kernels", "probes", "images.json", "stopped-small.json", "stopped-small.last.json", "boot-small.json")
     told = node.teardown(others=["small"])
-    assert node.left() == {"images.json", "stopped-small.json", "boot-small.json"} and not (node.folder / "run").exists()
-    assert "state (another service has boot-small.json, stopped-small.json)" in told
+    assert (
+        node.left() == {"images.json", "stopped-small.json", "stopped-small.last.json", "boot-small.json"}
+        and not (node.folder / "run").exists()
+    )
+    assert "state (another service has boot-small.json, stopped-small.json, stopped-small.last.json)" in told
 
 
 def test_the_first_service_stays_when_the_second_goes(node: Node) -> None:
