@@ -116,7 +116,8 @@ def longest_silence(*argv: str) -> float:
 
     def ask() -> None:
         while not over.is_set():
-            if answers(3):  # a request that was there when the server was stopped may hang, and must not hide the first answer of the new one
+            # A request that was there when the server was stopped may hang, and must not hide the first answer of the new one.
+            if answers(3):
                 answered.append(time.monotonic())
             over.wait(0.25)
 
