@@ -18,6 +18,7 @@ from ansible_collections.dgxspark.serving.plugins.action.serving_status import L
 from ansible_collections.dgxspark.serving.plugins.action.vllm_ready import lost_connection
 from ansible_collections.dgxspark.serving.plugins.module_utils._fabric_setup import STAGE, rail_peers
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
+from ansible_collections.dgxspark.serving.plugins.plugin_utils._connection import let_go
 
 display = Display()
 
@@ -62,10 +63,7 @@ class ActionModule(ActionBase):
 
     def _forget(self) -> None:
         """Close the connection that is kept for the next task: it may be one from before the change."""
-        try:
-            self._connection.reset()
-        except (AnsibleError, OSError) as exc:
-            display.vvv(f"no connection to close: {exc}")
+        let_go(self._connection)
 
     def _new_connection(self) -> None:
         """The next module comes over a connection that did not exist before; short time-outs, no retries."""

@@ -22,6 +22,7 @@ from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
 from ansible_collections.dgxspark.serving.plugins.module_utils._vllm import should_show
+from ansible_collections.dgxspark.serving.plugins.plugin_utils._connection import let_go
 
 display = Display()
 
@@ -157,7 +158,7 @@ class ActionModule(ActionBase):
                 if now - reached >= grace:
                     return self._gone(node, reason, now - reached, state)
                 display.display(f"{node}: does not answer ({now - begin:.0f} s): {reason.splitlines()[0][:160]}")
-                self._reset()
+                let_go(self._connection)
                 time.sleep(min(2.0, grace))
                 continue
             reached = now
@@ -170,13 +171,6 @@ class ActionModule(ActionBase):
             if not args.get("watch") and should_show(shown, state, now):
                 display.display(str(result["line"]))
                 shown = {"stage": state["stage"], "at": now}
-
-    def _reset(self) -> None:
-        """Let the next slice begin with a new connection."""
-        try:
-            self._connection.reset()
-        except Exception as exc:  # pylint: disable=broad-except # whatever a connection plugin raises: the next slice finds out
-            display.vvv(f"reset of the connection: {exc}")
 
     @staticmethod
     def _gone(node: str, reason: str, seconds: float, state: t.Mapping[str, t.Any]) -> dict[str, t.Any]:

@@ -11,7 +11,7 @@ import os
 import typing as t
 
 from ansible_collections.dgxspark.serving.plugins.module_utils._fabric import Request, detect, survey
-from ansible_collections.dgxspark.serving.plugins.module_utils._netif import Route, Sysfs, add_sysfs, parse_addr, parse_route
+from ansible_collections.dgxspark.serving.plugins.module_utils._netif import Interface, Route, Sysfs, add_sysfs, parse_addr, parse_route
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 from ansible_collections.dgxspark.serving.plugins.module_utils._rdma import read_hcas
 
@@ -32,18 +32,23 @@ class Ports:
         self._node = node
         self._sysfs = Sysfs(sysfs_path, read_file, os.listdir, os.path.realpath)
 
-    def _addr(self) -> str:
+    def _interfaces(self) -> list[Interface]:
         rc, out, err = self._run(["ip", "-j", "-d", "addr"])
-        if rc != 0:
+        try:
+            if rc != 0:
+                raise ValueError(f"it failed with code {rc}: {' '.join((err or out).split())}")
+            interfaces = parse_addr(out)
+        except ValueError as exc:
             raise Problem(
                 "iproute2",
-                found=f"'ip -j -d addr' failed with code {rc}: {' '.join((err or out).split())}",
+                found=f"'ip -j -d addr': {exc}",
                 expected="iproute2 that can print JSON (4.13 or newer)",
                 remedy="install the package iproute2 on this node",
                 node=self._node,
                 stage="preflight",
-            )
-        return out
+            ) from exc
+        add_sysfs(interfaces, self._sysfs)
+        return interfaces
 
     def route(self, peer: str) -> Route:
         """The kernel's route to a peer."""
@@ -51,12 +56,8 @@ class Ports:
 
     def choose(self, request: Request) -> dict[str, t.Any]:
         """The fabric interface (see ``_fabric.detect``). Raises Problem."""
-        interfaces = parse_addr(self._addr())
-        add_sysfs(interfaces, self._sysfs)
-        return detect(request, interfaces, read_hcas(self._sysfs), self.route)
+        return detect(request, self._interfaces(), read_hcas(self._sysfs), self.route)
 
     def survey(self, request: Request) -> list[dict[str, t.Any]]:
         """What could be a fabric or carry its sockets (see ``_fabric.survey``). Raises Problem."""
-        interfaces = parse_addr(self._addr())
-        add_sysfs(interfaces, self._sysfs)
-        return survey(request, interfaces, read_hcas(self._sysfs))
+        return survey(request, self._interfaces(), read_hcas(self._sysfs))

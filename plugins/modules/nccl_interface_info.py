@@ -259,13 +259,11 @@ def main() -> None:
             "require_rdma": {"type": "bool", "default": False},
             "survey": {"type": "bool", "default": False},
             "wait": {"type": "int", "default": 0},
-            "known": {"type": "dict"},
+            "known": {"type": "dict"},  # taken by the action plugin
             "sysfs_path": {"type": "path", "default": "/sys"},
         },
         supports_check_mode=True,
     )
-    if module.params["known"]:  # the action plugin has answered already where there is one
-        module.exit_json(changed=False, fabric=module.params["known"])
     ports = Ports(runner(module), module.params["node"], module.params["sysfs_path"])
 
     def look() -> dict[str, t.Any]:

@@ -32,10 +32,6 @@ def run(tmp_path):
     return run
 
 
-def missing(argv):
-    return 127, "", f"{argv[0]} is not installed"
-
-
 def test_choice_and_survey(run, tmp_path):
     ports = Ports(run, "spark-1", str(tmp_path))
     chosen = ports.choose(parse_request(FABRIC))
@@ -43,10 +39,15 @@ def test_choice_and_survey(run, tmp_path):
     assert "192.168.200.12" in json.dumps(ports.survey(parse_request({})))
 
 
-def test_without_iproute2():
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [((127, "", "ip is not installed"), "code 127: ip is not installed"), ((0, "1: lo: <LOOPBACK>", ""), "'ip -j -d addr': ")],
+)
+def test_without_an_iproute2_that_prints_json(answer, words):
     with pytest.raises(Problem) as caught:
-        Ports(missing, "spark-1").choose(parse_request(FABRIC))
-    assert caught.value.id == "iproute2" and "ip is not installed" in caught.value.msg
+        Ports(lambda argv: answer, "spark-1").choose(parse_request(FABRIC))
+    assert caught.value.id == "iproute2" and words in caught.value.msg
+    assert node_info.chosen(lambda argv: answer, FABRIC, "spark-1") is None
 
 
 def test_node_info_makes_the_same_choice(run, tmp_path):
@@ -55,5 +56,4 @@ def test_node_info_makes_the_same_choice(run, tmp_path):
     # what is wrong is told by the module that is asked next
     assert node_info.chosen(run, {**options, "subnets": ["203.0.113.0/24"]}, "spark-1") is None
     assert node_info.chosen(run, {**options, "interface": "^eth"}, "spark-1") is None
-    assert node_info.chosen(missing, options, "spark-1") is None
     assert node_info.chosen(run, None, "spark-1") is None

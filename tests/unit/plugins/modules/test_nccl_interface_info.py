@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from unittest import mock
 
 import pytest
 from ansible.module_utils.basic import AnsibleModule
@@ -39,15 +38,6 @@ def run_module(monkeypatch, capsys, tmp_path):
         return result
 
     return run
-
-
-def test_a_choice_that_is_known_is_returned_as_it_is(run_module):
-    known = {"interface": "enp1s0f1np1"}
-    assert run_module("twin_own_subnet", subnets=["203.0.113.0/24"], known=known) == {
-        "changed": False,
-        "fabric": known,
-        "invocation": mock.ANY,
-    }
 
 
 @pytest.mark.parametrize("check_mode", [False, True])
