@@ -25,7 +25,7 @@ from ansible_collections.dgxspark.serving.plugins.module_utils import (
     _transport,
 )
 from ansible_collections.dgxspark.serving.plugins.module_utils._image import local_reference
-from ansible_collections.dgxspark.serving.plugins.module_utils._previous import SUFFIX
+from ansible_collections.dgxspark.serving.plugins.module_utils._previous import NEXT, SUFFIX
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 from ansible_collections.dgxspark.serving.plugins.module_utils._snapshot import is_plain
 
@@ -77,9 +77,9 @@ DP_FLAGS = (
 
 
 def own_names(settings: dict[str, t.Any]) -> tuple[str, ...]:
-    """The names of the containers of this service, also of those that are set aside."""
+    """The names of the containers of this service, also of those that are set aside or not started yet."""
     names = [_service.own(role, settings["service"]) for role in (RAY, VLLM)]
-    return (*names, *(name + SUFFIX for name in names))
+    return tuple(name + ending for ending in ("", SUFFIX, NEXT) for name in names)
 
 
 def digest(value: t.Any) -> str:
@@ -951,6 +951,12 @@ def serving_plan(
         "server_in_place": ray_in_place and nothing_extra and all(all(n["in_place"].values()) for n in nodes.values()),
         "server_present": nodes[head["name"]]["present"][VLLM],
         "record_left": record_left,
+        # Made for an upgrade whose run was interrupted before it stopped anything.
+        "made_left": any(
+            c["name"] == _service.own(VLLM, settings["service"]) + NEXT and _tenants.is_own(c, LABEL)
+            for m in members
+            for c in m["node"]["containers"]
+        ),
         # What runs can be come back to: it is whole, and no earlier run left something older to come back to.
         "previous": "" if record_left else running_version(settings, members),
         "stop_needed": any(c["action"] == "stop" for n in nodes.values() for c in n["claims"]),

@@ -12,6 +12,7 @@ import typing as t
 from ansible_collections.dgxspark.serving.plugins.module_utils._service import argument, local_url
 
 SUFFIX = "-previous"  # of the name of a container that was set aside
+NEXT = "-next"  # of the name of one that is made before its predecessor is stopped, and has not been started
 LABEL = "dgxspark.serving"
 
 

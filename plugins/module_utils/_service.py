@@ -37,8 +37,8 @@ def record(service: str = "") -> str:
 
 
 def is_name(text: str) -> bool:
-    """Whether a service can be called so."""
-    return not text or (bool(NAME.fullmatch(text)) and "previous" not in text)
+    """Whether a service can be called so: no container of it is then taken for one of another service that is set aside, or made for an upgrade."""
+    return not text or (bool(NAME.fullmatch(text)) and "previous" not in text and text.split("-")[-1] != "next")
 
 
 def is_ours(container: t.Mapping[str, t.Any], label: str = LABEL) -> bool:

@@ -63,7 +63,7 @@ def value_problems(settings: dict[str, t.Any]) -> list[Problem]:
         if not 1024 <= settings[name] <= 65535:
             refuse(name, "a port from 1024 to 65535")
     if not _service.is_name(settings["service"]):
-        refuse("service", "at most 20 small letters, digits and hyphens, without the word previous")
+        refuse("service", "at most 20 small letters, digits and hyphens, without the word previous, and not next at the end")
     if settings["port_offset"] % _service.STEP or not 0 <= settings["port_offset"] <= _service.MOST:
         refuse("port_offset", f"a multiple of {_service.STEP} from 0 to {_service.MOST}")
     for name in (

@@ -15,6 +15,8 @@ description:
     removing them, until the new ones are proven. Their image and their volume for C(/tmp) are kept by that.
   - What was set aside is written to O(record) before anything is stopped, so that an interrupted run loses nothing. A version that is
     written down is never overwritten by one that was launched after it and is not proven.
+  - The new container can be made before the old one is stopped, under a name of its own (C(spark-vllm-next)). Then nothing but its start lies
+    between the end of the one and the beginning of the other.
   - Only containers with the label of this collection are touched.
 author:
   - dgxspark.serving contributors (!UNKNOWN)
@@ -38,13 +40,15 @@ options:
   state:
     description:
       - V(kept) makes room for new O(containers). The present ones are set aside with O(keep=true), else removed.
-      - V(restored) removes what runs under our names and is not the version that is written down, and looks whether that is still there. It does
-        not start it, because the order over the nodes matters.
+      - V(restored) removes what runs under our names or waits to be started, and is not the version that is written down, and looks whether that is
+        still there. It does not start it, because the order over the nodes matters.
       - V(started) gives O(containers) that were set aside their names back, and starts them.
+      - V(launched) gives O(containers) that were made beforehand their names, and starts them.
       - V(removed) removes O(containers), with the volume of their cluster.
-      - V(forgotten) removes what was set aside, with its volume, because the new version is proven (or the old one serves again).
+      - V(forgotten) removes what was set aside, with its volume, because the new version is proven (or the old one serves again). What was made
+        beforehand and not started goes, too.
     type: str
-    choices: [kept, restored, started, removed, forgotten]
+    choices: [kept, launched, restored, started, removed, forgotten]
     required: true
   containers:
     description:
@@ -60,6 +64,11 @@ options:
   ask:
     description:
       - With O(state=kept) and O(keep=true), keep it only if its server answers on C(/health) and lists its model. For the node of the server.
+    type: bool
+    default: false
+  launch:
+    description:
+      - With O(state=kept), start those of O(containers) that were made beforehand as soon as there is room for them.
     type: bool
     default: false
   restart:
@@ -98,6 +107,14 @@ EXAMPLES = r"""
     ask: true
     containers: [spark-vllm]
 
+- name: Put the server that was made as spark-vllm-next in the place of the one that runs
+  dgxspark.serving.serving_previous:
+    state: kept
+    keep: true
+    ask: true
+    launch: true
+    containers: [spark-vllm]
+
 - name: Make room for the previous version
   dgxspark.serving.serving_previous:
     state: restored
@@ -121,6 +138,11 @@ kept:
   description: Whether a previous version is written down on this node now.
   returned: always
   type: bool
+launched:
+  description: Names of the containers that were made beforehand and run now.
+  returned: always
+  type: list
+  elements: str
 own:
   description: The previous version on this node, by container name (C(id), C(started_at), and how it is reached).
   returned: always
@@ -145,7 +167,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.dgxspark.serving.plugins.module_utils import _previous, _record, _service, _tenants
 from ansible_collections.dgxspark.serving.plugins.module_utils._containers import Docker, DockerError
-from ansible_collections.dgxspark.serving.plugins.module_utils._previous import SUFFIX
+from ansible_collections.dgxspark.serving.plugins.module_utils._previous import NEXT, SUFFIX
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 from ansible_collections.dgxspark.serving.plugins.module_utils._wait import bounded, timed_out
 
@@ -190,7 +212,7 @@ class Previous:
         self.record = _record.load(self.path, params["node"], self.stage) or {"stopped": []}
         self.own: dict[str, dict[str, t.Any]] = dict(self.record.get("own") or {})
         self.names = {role: _service.own(role, params["service"]) for role in NAMES}
-        self.found = docker.inspect([name + ending for name in self.names.values() for ending in ("", SUFFIX)])
+        self.found = docker.inspect([name + ending for name in self.names.values() for ending in ("", SUFFIX, NEXT)])
         self.tell()
 
     def tell(self) -> None:
@@ -212,7 +234,7 @@ class Previous:
                 stage=self.stage,
                 found=f"docker would not {what}: {said}",
                 expected=f"docker to {what}",
-                remedy="do it by hand and run again; what was stopped is written down and comes back when a run fails",
+                remedy="see what 'journalctl -u docker' says on this node, and run again; what was stopped is written down and comes back when a run fails",
             )
 
     def ours(self, role: str, ending: str = "") -> dict[str, t.Any] | None:
@@ -264,6 +286,26 @@ class Previous:
                     self.set_aside(role, container)
             elif self.act(f"remove container {name}"):
                 self.remove(name, container)
+        if self.p["launch"]:
+            self.launch()
+
+    def launch(self) -> None:
+        """Start what was made beforehand, under its real name."""
+        self.stage = "vllm"
+        for role in self.p["containers"]:
+            name = self.names[role]
+            if not self.ours(role, NEXT):
+                continue
+            if self.act(f"start container {name}"):
+                self.must(self.docker.rename(name + NEXT, name), f"rename container {name}{NEXT} to {name}", "launch-failed")
+                self.must(self.docker.start(name), f"start container {name}", "launch-failed")
+            self.result["launched"].append(name)
+
+    def unmake(self) -> None:
+        """Remove what was made beforehand and never started."""
+        for role, name in self.names.items():
+            if self.ours(role, NEXT) and self.act(f"remove container {name}{NEXT}"):
+                self.must(self.docker.remove(name + NEXT), f"remove container {name}{NEXT}")
 
     def set_aside(self, role: str, container: t.Mapping[str, t.Any]) -> None:
         name = self.names[role]
@@ -283,6 +325,7 @@ class Previous:
     # -- restored
 
     def restore(self) -> None:
+        self.unmake()
         for role, name in self.names.items():
             container = self.ours(role)
             if container and container["id"] != self.own.get(role, {}).get("id") and self.act(f"remove container {name}"):
@@ -341,6 +384,10 @@ class Previous:
             if container and self.act(f"remove container {name}"):
                 self.remove(name, container)
 
+    def tidy(self) -> None:
+        self.unmake()
+        self.forget()
+
     def forget(self) -> None:
         for role, name in self.names.items():
             container = self.ours(role, SUFFIX)
@@ -357,10 +404,11 @@ def main() -> None:
     """Entry point."""
     module = AnsibleModule(
         argument_spec={
-            "state": {"type": "str", "choices": ["kept", "restored", "started", "removed", "forgotten"], "required": True},
+            "state": {"type": "str", "choices": ["kept", "launched", "restored", "started", "removed", "forgotten"], "required": True},
             "containers": {"type": "list", "elements": "str", "default": list(NAMES)},
             "keep": {"type": "bool", "default": False},
             "ask": {"type": "bool", "default": False},
+            "launch": {"type": "bool", "default": False},
             "restart": {"type": "bool", "default": False},
             "tmp_volume": {"type": "str", "default": ""},
             "timeout": {"type": "int", "default": 60},
@@ -371,7 +419,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     params = module.params
-    result: dict[str, t.Any] = {"changed": False, "actions": [], "kept": False, "own": {}, "intact": False}
+    result: dict[str, t.Any] = {"changed": False, "actions": [], "kept": False, "own": {}, "intact": False, "launched": []}
 
     def fail(problem: Problem) -> None:
         module.fail_json(msg=problem.msg, problem=problem.as_dict(), **result)
@@ -380,10 +428,11 @@ def main() -> None:
         previous = Previous(params, Docker(bounded(module.run_command)), module.check_mode, result)
         {
             "kept": previous.keep,
+            "launched": previous.launch,
             "restored": previous.restore,
             "started": previous.start,
             "removed": previous.clear,
-            "forgotten": previous.forget,
+            "forgotten": previous.tidy,
         }[params["state"]]()
     except Problem as exc:
         fail(exc)

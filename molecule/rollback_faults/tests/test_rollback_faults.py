@@ -40,6 +40,26 @@ def test_a_node_that_lacks_memory_when_the_version_before_is_stopped_gives_it_ba
         assert words in last_message(run)
 
 
+def test_what_an_upgrade_made_that_was_cut_off_before_the_stop_goes_with_the_next_run() -> None:
+    assert spark.site().rc == 0
+    before = identities()
+    image = spark.inspect("spark-1", "spark-vllm")[0]["Config"]["Image"]
+    spark.shell("spark-1", f"docker create --name spark-vllm-next --label dgxspark.serving=1 {image}")
+    assert spark.site().rc == 0
+    assert "spark-vllm-next" not in spark.containers("spark-1") and identities() == before
+    assert spark.site().changed == 0
+
+
+def test_the_page_cache_is_dropped_between_the_stop_and_the_start() -> None:
+    """As on a Spark, where the kernel's page cache is GPU memory: the new server is made before the stop and started after that."""
+    assert spark.site().rc == 0
+    new = {"spark_max_model_len": 640, "spark_gate": {"memory_available": "ignore", "page_cache": "warn"}}
+    assert spark.site(**new).rc == 0
+    assert spark.containers("spark-1") == [spark.OLD, "spark-ray", "spark-vllm"] and not record_is_there("spark-1")
+    assert spark.call("/v1/models")["data"][0]["max_model_len"] == 640
+    assert spark.site(**new).changed == 0
+
+
 def test_an_upgrade_that_is_proven_leaves_nothing_of_the_version_before() -> None:
     """Cut off too: the next run takes over what it finds loading."""
     spark.cut_off(

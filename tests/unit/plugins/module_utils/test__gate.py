@@ -497,7 +497,7 @@ NODE_RULES = {
 }
 
 
-@pytest.mark.parametrize("name", ["spark-ray", "spark-vllm"])
+@pytest.mark.parametrize("name", ["spark-ray", "spark-vllm", "spark-vllm-previous", "spark-vllm-next"])
 @pytest.mark.parametrize("state", ["running", "exited"])
 def test_a_container_of_our_name_that_is_not_ours(name, state):
     """It would be removed to make room: never without asking."""

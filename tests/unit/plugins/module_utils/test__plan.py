@@ -892,6 +892,21 @@ def test_a_record_that_an_earlier_run_left(disks, expected):
     assert _plan.serving_plan(gang.settings(), gang.pair(worker={"disks": disks}))["record_left"] is expected
 
 
+@pytest.mark.parametrize(
+    ("name", "label", "service", "expected"),
+    [
+        ("spark-vllm-next", "1", "", True),
+        ("spark-vllm-next", "", "", False),
+        ("spark-vllm-previous", "1", "", False),
+        ("spark-vllm-chat-next", "1", "chat", True),
+        ("spark-vllm-chat-next", "1", "", False),
+    ],
+)
+def test_a_server_that_an_earlier_run_made_and_did_not_start(name, label, service, expected):
+    made = gang.container(name, running=False, state="created", labels={"dgxspark.serving": label} if label else {})
+    assert _plan.serving_plan(gang.settings(service=service), gang.pair({"containers": [made]}))["made_left"] is expected
+
+
 # --- check mode
 
 

@@ -43,6 +43,7 @@ CHAT = values(service="chat", api_port=30001, port_offset=100, gpu_memory_utiliz
     [
         ("", True), ("chat", True), ("a-1", True), ("x" * 20, True),
         ("x" * 21, False), ("Chat", False), ("-a", False), ("a-", False), ("a b", False), ("a/b", False), ("previous", False), ("my-previous", False),
+        ("next", False), ("chat-next", False), ("nextcoder", True), ("next-1", True),
     ],
 )  # fmt: skip
 def test_what_a_service_can_be_called(name, fits):

@@ -148,6 +148,66 @@ def test_an_upgrade_that_is_proven_forgets_the_previous_version(previous):
     assert not previous(machine, "forgotten")["changed"]
 
 
+@pytest.mark.parametrize("answers", [True, False], ids=["answers", "broken"])
+def test_what_was_made_beforehand_starts_as_soon_as_there_is_room(previous, answers):
+    machine = Machine("spark-vllm", "spark-ray", "bystander")
+    machine.answers = answers
+    machine.launch("spark-vllm-next", running=False)
+    assert (
+        previous(machine, "kept", check=True, keep=True, ask=True, launch=True, containers=["spark-vllm"])["actions"][-1]
+        == "start container spark-vllm"
+    )
+    assert machine.states["spark-vllm-next"] == "stopped" and machine.calls == []
+    result = previous(machine, "kept", keep=True, ask=True, launch=True, containers=["spark-vllm"])
+    assert result["launched"] == ["spark-vllm"] and result["kept"] is answers
+    away = ["rename spark-vllm spark-vllm-previous"] if answers else ["rm --force --volumes spark-vllm"]
+    assert [call for call in machine.calls if not call.startswith("volume")] == [
+        "stop -t 60 spark-vllm", *away, "rename spark-vllm-next spark-vllm", "start spark-vllm",
+    ]  # fmt: skip
+    assert machine.states["spark-vllm"] == "runs" and "spark-vllm-next" not in machine.states
+    assert machine.containers["spark-vllm"]["id"] == b"spark-vllm-next".hex().ljust(64, "0")
+
+
+def test_what_was_made_beforehand_waits_until_it_is_launched(previous):
+    """Between the stop and the start memory is freed."""
+    machine = Machine("spark-vllm", "spark-ray")
+    machine.launch("spark-vllm-next", running=False)
+    result = previous(machine, "kept", keep=True, ask=True, containers=["spark-vllm"])
+    assert result["launched"] == [] and machine.states == {
+        "spark-ray": "runs", "spark-vllm-next": "stopped", "spark-vllm-previous": "stopped",
+    }  # fmt: skip
+    result = previous(machine, "launched", containers=["spark-vllm"])
+    assert result["launched"] == ["spark-vllm"] and machine.states == {
+        "spark-ray": "runs",
+        "spark-vllm": "runs",
+        "spark-vllm-previous": "stopped",
+    }
+    assert not previous(machine, "launched", containers=["spark-vllm"])["changed"]
+
+
+@pytest.mark.parametrize("state", ["restored", "forgotten"])
+def test_what_was_made_and_never_started_goes(previous, state):
+    machine = Machine("spark-vllm", "spark-ray")
+    previous(machine, "kept", keep=True, containers=[])
+    machine.launch("spark-vllm-next", running=False)
+    result = previous(machine, state)
+    assert machine.states == {"spark-ray": "runs", "spark-vllm": "runs"} and result["actions"][0] == "remove container spark-vllm-next"
+    assert state == "forgotten" or result["intact"]
+
+
+def test_a_launch_that_docker_refuses_keeps_the_version_before(previous):
+    machine = Machine("spark-vllm", "spark-ray")
+    machine.launch("spark-vllm-next", running=False)
+    machine.fails = ("start",)
+    result = previous(machine, "kept", keep=True, ask=True, launch=True, containers=["spark-vllm"])
+    assert (
+        result["problem"]["id"] == "launch-failed"
+        and "spark-1: vllm: found docker would not start container spark-vllm: the daemon refuses" in result["msg"]
+    )
+    machine.fails = ()
+    assert previous(machine, "restored")["own"]["spark-vllm"] and machine.states == {"spark-ray": "runs", "spark-vllm-previous": "stopped"}
+
+
 def test_an_upgrade_that_fails_gives_the_previous_version_back(previous):
     machine = Machine("spark-vllm", "spark-ray")
     upgrade(previous, machine)
@@ -216,10 +276,10 @@ def test_a_previous_version_that_somebody_removed(previous):
 
 
 def test_what_is_not_ours_is_left_alone(previous):
-    machine = Machine("spark-vllm", "spark-ray-previous", label="")
-    for state in ("kept", "restored", "removed", "forgotten"):
+    machine = Machine("spark-vllm", "spark-ray-previous", "spark-vllm-next", label="")
+    for state in ("kept", "launched", "restored", "removed", "forgotten"):
         assert not previous(machine, state)["changed"]
-    assert machine.states == {"spark-ray-previous": "runs", "spark-vllm": "runs"}
+    assert machine.states == {"spark-ray-previous": "runs", "spark-vllm": "runs", "spark-vllm-next": "runs"}
 
 
 def test_the_record_of_an_old_service_stays(previous):
