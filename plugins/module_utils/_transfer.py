@@ -29,8 +29,10 @@ import typing as t
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 
 CHUNK = 1 << 20
-# Reading waits until so much is there: small enough that little is lost with a connection and that a chain of workers streams.
+# Reading waits until so much is there: small enough that little is lost with a connection and that a chain of workers streams. A direct write
+# is a request to the disk, and costs the less the more it holds: with 1 MiB a copy takes a fifth less CPU than with 256 KiB, more gains nothing.
 PIECE = 1 << 18
+DIRECT_PIECE = CHUNK
 WINDOW = 1 << 24
 BLOCK = 4096
 CONNECT_SECONDS = 20.0
@@ -645,9 +647,10 @@ class Puller:
                 self._refused(row, response)
             return 0, f"HTTP {response.status}"
         done, left = 0, int(row["size"]) - offset
+        piece = DIRECT_PIECE if self._direct_fd >= 0 else PIECE
         while left > 0:
             try:
-                count = response.readinto(self._view[: min(PIECE, left)])
+                count = response.readinto(self._view[: min(piece, left)])
             except (OSError, http.client.HTTPException) as exc:
                 self._drop(source)
                 return done, str(exc) or type(exc).__name__
