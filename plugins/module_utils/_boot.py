@@ -296,6 +296,8 @@ class Gang:
             self.bring_up_ray(found[self.ray])
         if self.vllm in self.own:
             self.bring_up_server(self.stand_by()[self.vllm])
+        if self.mp and self.gang["head"]:
+            self.partners.look(self.ask_partners())  # now, while the ranks are those that answered: one may be lost before the next look
         self.node.tell("serves" if self.gang["head"] else "is part of the gang")
 
     def bring_up_ray(self, ray: t.Mapping[str, t.Any]) -> None:

@@ -101,7 +101,9 @@ class Partners:
         self.silent: dict[str, int] = {}
 
     def look(self, answers: t.Mapping[str, t.Mapping[str, t.Any] | None]) -> dict[str, str]:
-        """{address: C(away), C(rebooted) or C(ended)} of those that are no more what they were when they were first seen with a rank."""
+        """{address: C(away), C(rebooted) or C(ended)} of those that are no more what they were when they were first seen with a rank, and
+        C(not started) of those never seen with one whose unit waits for the head's word (the node was lost before the head's unit looked).
+        """
         left = {}
         for address in self.addresses:
             answer = answers.get(address)
@@ -116,6 +118,8 @@ class Partners:
             if known is None or rank == known[1]:  # a unit that was started anew beside its rank is no news
                 if rank:
                     self.known[address] = (unit, rank)
+                elif answer.get("ready"):
+                    left[address] = "not started"
             else:
                 left[address] = "ended" if unit == known[0] else "rebooted"
         return left

@@ -352,6 +352,24 @@ def test_a_partner_of_mp_that_alone_was_rebooted(seen):
     assert machine.done == ["stop spark-vllm", f"call {WORKER}", "start spark-vllm"]
 
 
+def test_a_partner_of_mp_that_is_lost_right_after_the_server_has_answered():
+    """Before the head's unit looks for the first time: away by its first look, and for good."""
+    machine = Machine(RANK_ON, {1: lambda m: m.change(partner=None, **HANGS)}, end=1900)
+    assert run(machine, executor="mp") == 1 and machine.done == ["stop spark-vllm"]
+    assert "spark-vllm gives no answer since the rank left on 192.168.200.13 (away): stops it" in machine.told
+    assert machine.told[-1] == "down: no rank is ready on 192.168.200.13, for 1800 s"
+
+
+def test_a_partner_of_mp_that_was_rebooted_before_the_heads_unit_was_there():
+    """A playbook starts the unit when the server answers; by then the rank it answered with may be gone."""
+    machine = Machine(
+        RANK_ON, {30: lambda m: m.change(partner=REBOOTED, **HANGS), 60: lambda m: m.change(answers=True)}, end=300, partner=None
+    )
+    assert run(machine, executor="mp") == "goes on" and machine.told[-1] == "serves"
+    assert "spark-vllm gives no answer since the rank left on 192.168.200.13 (not started): stops it" in machine.told
+    assert machine.done == ["stop spark-vllm", f"call {WORKER}", "start spark-vllm"]
+
+
 def test_a_head_of_mp_that_alone_was_rebooted():
     """The rank on the worker may run on, and is of no use."""
     machine = Machine(RANK_ON, {100: lambda m: m.change(called=True)}, end=300)

@@ -117,7 +117,9 @@ STATES = {
     "silent for long": ([READY, None, None, None], {"a": "away"}),
     "silent, then the same": ([READY, None, None, READY, None, None], {}),
     "never seen": ([None] * 9, {}),
-    "no rank yet": ([{**READY, "rank": ""}] * 9, {}),
+    "no rank yet": ([{**READY, "rank": "", "ready": False}] * 9, {}),
+    "its rank was lost before the first look": ([None, None, {**READY, "rank": ""}], {"a": "not started"}),
+    "its rank was started after that": ([{**READY, "rank": ""}, READY], {}),
 }
 
 
