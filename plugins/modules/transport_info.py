@@ -15,7 +15,7 @@ description:
     the containers' shared C(/tmp)) and says the transport, the devices and the rails that its channels go over.
   - A rank without NCCL (Gloo on a CPU) is told by the TCP connections that its process holds to other nodes, leaving Ray's out.
   - Ask after the server has answered. NCCL connects at the first collective, not before.
-  - Fails when O(require_rdma) is not met, when the ranks' traffic is not on the fabric, and when ranks differ in their NCCL version.
+  - Fails when one of O(containers) has ended, when O(require_rdma) is not met, when the ranks' traffic is not on the fabric, and when ranks differ in their NCCL version.
 extends_documentation_fragment:
   - dgxspark.serving.attributes
   - dgxspark.serving.attributes.node
@@ -166,7 +166,7 @@ import typing as t
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.dgxspark.serving.plugins.module_utils import _transport
-from ansible_collections.dgxspark.serving.plugins.module_utils._containers import Docker, DockerError
+from ansible_collections.dgxspark.serving.plugins.module_utils._containers import Docker, DockerError, exit_text
 from ansible_collections.dgxspark.serving.plugins.module_utils._problem import Problem
 from ansible_collections.dgxspark.serving.plugins.module_utils._wait import Run, bounded
 
@@ -272,10 +272,20 @@ def look(params: dict[str, t.Any], docker: Docker, node: Node, result: dict[str,
             expected="an answer of docker",
             remedy="see systemctl status docker",
         ) from exc
+    for name, container in found.items():
+        if not container["running"]:  # nothing else would notice: the answers came just before
+            raise Problem(
+                "rank-ended",
+                node=params["node"],
+                stage="transport",
+                found=f"container {name} {exit_text(container)} after the first answers of the server",
+                expected="the ranks that gave them to live",
+                remedy=f"read docker logs {name} on this node, and dmesg if it was killed; then run again",
+            )
     first, last = params["ray_worker_ports"][0], params["ray_worker_ports"][-1]
     fabric = params["fabric"]
     rails = [rail for rail in fabric.get("rails", []) if rail.get("active")]
-    inits = [container["pid"] for container in found.values() if container["running"]]
+    inits = [container["pid"] for container in found.values()]
     sizes = (params["tensor_parallel"], params["pipeline_parallel"])
     ranks = node.ranks(inits, rails, lambda port: port in params["ray_ports"] or first <= port <= last, sizes)
     ranks = [{"node": params["node"], **rank, "text": _transport.describe(rank, len(rails))} for rank in ranks]

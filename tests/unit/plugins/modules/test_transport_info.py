@@ -64,7 +64,13 @@ def run_module(monkeypatch, capsys, proc):
             argv = argv[argv.index("docker" if "docker" in argv else "ip") :]
             if argv[0] == "ip":
                 return 0, json.dumps([{"ifname": "enp1s0f1np1", "addr_info": [{"local": "192.168.210.13"}]}]), ""
-            found = [{"Name": "/spark-ray", "Id": "r", "State": {"Pid": 100, "Running": running}}]
+            found = [
+                {
+                    "Name": "/spark-ray",
+                    "Id": "r",
+                    "State": {"Pid": 100, "Running": running, "Status": "running" if running else "exited", "ExitCode": 137},
+                }
+            ]
             return (docker[0], "[]", docker[1]) if docker[0] else (1, json.dumps(found), "Error: No such container: spark-vllm")
 
         monkeypatch.setattr(AnsibleModule, "run_command", run_command)
@@ -115,10 +121,17 @@ def test_tcp_is_refused_where_rdma_is_required(run_module, proc):
     ("params", "failed"), [({}, False), ({"require_rdma": True}, True), ({"require_rdma": True, "prove": False}, False)]
 )
 def test_no_rank_at_all(run_module, params, failed):
-    result = run_module(running=False, **params)
+    result = run_module(**params)
     assert bool(result.get("failed")) is failed and result["ranks"] == []
     text = result["msg"] if failed else result["notes"][0]
     assert "0 of 1 rank processes" in text
+
+
+def test_a_container_that_ended_after_the_first_answers(run_module):
+    """The wait is over by then, and the version before would be forgotten."""
+    result = run_module(running=False)
+    assert result["problem"]["id"] == "rank-ended" and result["ranks"] == []
+    assert result["msg"].startswith("spark-2: transport: found container spark-ray exited with code 137")
 
 
 def test_docker_does_not_answer(run_module):
