@@ -15,7 +15,8 @@ description:
     the containers' shared C(/tmp)) and says the transport, the devices and the rails that its channels go over.
   - A rank without NCCL (Gloo on a CPU) is told by the TCP connections that its process holds to other nodes, leaving Ray's out.
   - Ask after the server has answered. NCCL connects at the first collective, not before.
-  - Fails when one of O(containers) has ended, when O(require_rdma) is not met, when the ranks' traffic is not on the fabric, and when ranks differ in their NCCL version.
+  - Fails when one of O(containers) has ended, when O(require_rdma) is not met, when the ranks' traffic is not on the fabric, and when ranks differ in
+    their NCCL version.
 extends_documentation_fragment:
   - dgxspark.serving.attributes
   - dgxspark.serving.attributes.node
