@@ -7,8 +7,10 @@ PRIVATE to the collection. Commands run through a callable ``run(argv, timeout=s
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import re
+import time
 import typing as t
 
 from ansible_collections.dgxspark.serving.plugins.module_utils._wait import Run, timed_out
@@ -18,6 +20,12 @@ CANNOT_CONNECT = re.compile(
     r"cannot connect to the docker daemon|permission denied|error during connect|is the docker daemon running", re.IGNORECASE
 )
 ZERO_TIME = "0001-01-01T00:00:00Z"
+ENGINE = re.compile(r"::(EngineCore|Worker)(_|\b)")  # how vLLM titles the processes that compute
+ENGINE_LOOK = 0.25  # seconds between two looks at them while the container is being stopped
+ENGINE_GRACE = 0.5  # seconds for the API server to end after them; it holds no memory of a GPU
+
+
+Result = tuple[int, str, str]  # code, standard output, standard error
 
 
 class DockerError(Exception):
@@ -132,7 +140,35 @@ class Docker:
 
     def stop(self, name: str, grace: float) -> tuple[int, str, str]:
         """``docker stop``: TERM, then KILL after ``grace`` seconds; the restart policy does not bring it back."""
-        return self._call("stop", "-t", str(int(grace)), name, timeout=grace + 60)
+        return self.stopping([name], lambda: self._call("stop", "-t", str(int(grace)), name, timeout=grace + 60))
+
+    def stopping(self, names: t.Sequence[str], stop: t.Callable[[], Result]) -> Result:
+        """What ``stop()`` says, which stops these containers, without waiting for a vLLM server that only waits for its clients to go.
+
+        vLLM ends its engine first and then waits, for as long as it may, for the answers to whoever still holds a connection. Nobody is left
+        that could give them (vllm-project/vllm pull request 36964), so the container is killed soon after its engine and workers are gone. One
+        that drains (``--shutdown-timeout``) keeps its engine meanwhile.
+        """
+        begin = time.monotonic()
+        seen = {name: begin for name in names if self._engine(name)}
+        if not seen:
+            return stop()
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            stopping = pool.submit(stop)
+            while seen and not concurrent.futures.wait([stopping], ENGINE_LOOK).done:
+                now = time.monotonic()
+                for name, last in list(seen.items()):
+                    if self._engine(name):
+                        seen[name] = now
+                    elif now - last >= ENGINE_GRACE:
+                        del seen[name]
+                        self.run([self.command, "kill", name], timeout=30)
+            return stopping.result()
+
+    def _engine(self, name: str) -> bool:
+        """Whether a vLLM engine, or a worker of one, runs in this container."""
+        rc, out, dummy = self.run([self.command, "top", name], timeout=10)
+        return rc == 0 and bool(ENGINE.search(out))
 
     def start(self, name: str) -> tuple[int, str, str]:
         return self._call("start", name, timeout=120)

@@ -440,7 +440,9 @@ class Service:
         grace = self.p["timeout"]
         if item["kind"] == "unit":
             rc, dummy, err = self.node.run(self.node.systemctl(item["name"], "stop"), timeout=grace + 60)
-        elif item["kind"] == "compose_project" and self._compose("stop", item["name"], "-t", str(grace), timeout=grace + 60):
+        elif item["kind"] == "compose_project" and self._compose(
+            "stop", item["name"], "-t", str(grace), timeout=grace + 60, members=item["containers"]
+        ):
             return
         else:
             rc, err = 0, ""
@@ -459,9 +461,11 @@ class Service:
                 "stop-failed", f"{what} would not stop: {said}", f"it to end within {grace} s", "stop it by hand and run again", rc=rc
             )
 
-    def _compose(self, verb: str, project: str, *args: str, timeout: float) -> bool:
+    def _compose(self, verb: str, project: str, *args: str, timeout: float, members: t.Sequence[str] = ()) -> bool:
         """``docker compose`` where it is there; False: the containers of the project have to be handled one by one."""
-        rc, dummy, dummy2 = self.node.run(["docker", "compose", "-p", project, verb, *args], timeout=timeout)
+        rc, dummy, dummy2 = self.node.docker.stopping(
+            members, lambda: self.node.run(["docker", "compose", "-p", project, verb, *args], timeout=timeout)
+        )
         return rc == 0
 
     def _prove(self, items: list[dict[str, t.Any]], pids: dict[int, str]) -> None:

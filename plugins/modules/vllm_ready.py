@@ -253,7 +253,7 @@ QUICK = 10.0
 BEFORE = 3.0  # while the log does not say yet that it listens
 ERRORS_IN_ROW = 4
 PROBE = 0.25  # seconds between two cheap questions while nothing listens yet
-SLICE_MIN = 5.0  # a slice costs a new process on the node: a new stage alone ends it only when it has lasted this long
+SLICE_MIN = 10.0  # a slice costs a new process on the node: a new stage alone ends it only when it has lasted this long
 
 
 def request(

@@ -4,7 +4,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import re
+import threading
+import time
 
 import spark
 from power import UNIT, made, power, serves, status, until
@@ -101,8 +105,27 @@ def test_off_by_a_variable() -> None:
     assert [cells(table, node)[-1] for node in spark.NODES] == ["off", "off"]
 
 
+def test_stop_while_somebody_waits_for_an_answer() -> None:
+    """The server's engine ends at once; its API server would wait for this client until the 60 s that a container is given are over."""
+    question = {"model": spark.settings()["spark_model"], "prompt": "hello", "max_tokens": 900, "ignore_eos": True}
+    ended: list[float] = []
+
+    def asks() -> None:
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            while True:
+                spark.call("/v1/completions", question, 180)
+        ended.append(time.monotonic())
+
+    client = threading.Thread(target=asks)
+    client.start()
+    run = spark.site(playbook="stop.yml")
+    client.join()
+    assert run.rc == 0
+    begin = next(at for at, line in run.times if "Stop the server" in line)
+    assert 0 < ended[0] - begin < 45, run.output
+
+
 def test_status_after_stop() -> None:
-    assert spark.site(playbook="stop.yml").rc == 0
     table = told()
     assert "STOPPED: nothing runs and the API port is free" in table
     assert [cells(table, node)[5] for node in spark.NODES] == ["-", "-"]

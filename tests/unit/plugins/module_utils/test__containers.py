@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import types
 
 import pytest
 
@@ -60,6 +62,72 @@ def test_inspect_of_a_name_that_is_not_there_is_no_error():
 def test_a_docker_that_does_not_answer_is_told(answer, message):
     with pytest.raises(_containers.DockerError, match=message):
         _containers.Docker(lambda argv, timeout=30, data=None: answer).inspect(["x"])
+
+
+TOP = "UID PID PPID C STIME TTY TIME CMD\nroot 5234 5211 13 06:56 ? 00:00:08 /usr/bin/python3 /usr/local/bin/vllm serve /models/x\n"
+ROW = "root 5269 5234 14 06:56 ? 00:00:08 "
+ENGINE = f"{ROW}VLLM::EngineCore\n"
+
+
+class Stopping:
+    """A container whose engine and API server end after so many looks at its processes; None: never, without a KILL."""
+
+    def __init__(self, engine, server, answer=(0, "vllm\n", "")):
+        self.engine, self.server, self.answer = engine, server, answer
+        self.looks, self.calls, self.over = 0, [], threading.Event()
+
+    def run(self, argv, timeout=30, data=None):
+        verb = argv[1]
+        if verb == "top":
+            self.looks += 1
+            if self.server is not None and self.looks > self.server:
+                self.over.set()
+                return 1, "", "Error response from daemon: container is not running"
+            return 0, TOP + (ENGINE if self.looks <= self.engine else ""), ""
+        self.calls.append(" ".join(argv[1:]))
+        if verb == "kill":
+            self.over.set()
+        elif not self.answer[0] and self.engine:
+            assert self.over.wait(20), "the container was left to hang"
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("container", "killed", "looks"),
+    [
+        pytest.param(Stopping(0, 9), False, 1, id="something-else"),
+        pytest.param(Stopping(1, 1), False, 2, id="ends-by-itself"),
+        pytest.param(Stopping(1, None), True, 3, id="waits-for-answers-that-nobody-gives"),
+        pytest.param(Stopping(12, 12), False, 13, id="drains"),
+        pytest.param(Stopping(12, None), True, 14, id="drains-and-then-waits"),
+    ],
+)
+def test_stop_does_not_wait_for_a_server_without_an_engine(monkeypatch, container, killed, looks):
+    monkeypatch.setattr(_containers, "ENGINE_LOOK", 0.01)
+    a_quarter_of_a_second_for_each_look = types.SimpleNamespace(monotonic=lambda: container.looks * 0.25)
+    monkeypatch.setattr(_containers, "time", a_quarter_of_a_second_for_each_look)
+    assert _containers.Docker(container.run).stop("vllm", 60.9) == (0, "vllm\n", "")
+    assert container.calls == ["stop -t 60 vllm", *(["kill vllm"] if killed else [])]
+    assert container.looks == looks
+
+
+@pytest.mark.parametrize(
+    ("title", "computes"),
+    [
+        *((title, True) for title in ("VLLM::EngineCore_DP0", "VLLM::Worker_PP0_TP1", "VLLM::Worker", "x::EngineCore")),
+        *((title, False) for title in ("VLLM::APIServer_0", "VLLM::DPCoordinator", "ray::RayWorkerProc", "ray::WorkerGroup.run")),
+    ],
+)
+def test_what_computes_is_known_by_its_title(title, computes):
+    docker = _containers.Docker(lambda argv, timeout=30, data=None: (0, f"{TOP}{ROW}{title}\n", ""))
+    assert docker._engine("vllm") == computes
+
+
+def test_a_stop_that_docker_refuses_is_told(monkeypatch):
+    monkeypatch.setattr(_containers, "ENGINE_LOOK", 0.02)
+    assert _containers.Docker(Stopping(5, 9, (1, "", "no")).run).stop("vllm", 60) == (1, "", "no")
+    with pytest.raises(_containers.DockerError, match="docker stop did not answer within 120 s"):
+        _containers.Docker(Stopping(5, 9, (124, "", "")).run).stop("vllm", 60)
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,13 @@ from __future__ import annotations
 import json
 import os
 import stat
+import threading
 
 import pytest
 from ansible.module_utils import basic
 from ansible.module_utils.testing import patch_module_args
 
+from ansible_collections.dgxspark.serving.plugins.module_utils import _containers
 from ansible_collections.dgxspark.serving.plugins.modules import service_stop
 
 
@@ -372,6 +374,30 @@ def test_the_old_service_does_not_start_at_the_next_boot_once_the_new_one_is_pro
     assert ["systemctl", "disable", "--", "ollama.service"] in machine.calls
     stop(machine, state="restored", record=str(stop.record.parent / "stopped.last.json"))
     assert machine.containers["old"]["policy"] == "always" and ["systemctl", "enable", "--", "ollama.service"] in machine.calls
+
+
+def test_a_compose_project_with_a_server_that_waits_for_its_clients(stop, monkeypatch):
+    """vLLM without its engine, while somebody waits for an answer: compose would wait for it until the time is over."""
+    monkeypatch.setattr(_containers, "ENGINE_LOOK", 0.01)
+    monkeypatch.setattr(_containers, "ENGINE_GRACE", 0.1)
+    member = {"labels": {"com.docker.compose.project": "glm"}}
+    machine = Machine([{"name": "glm-api-1", "port": 30001, **member}, {"name": "glm-ui-1", **member}], compose=True)
+    ended, docker = threading.Event(), machine.run
+
+    def run(argv, timeout=30, data=None):
+        if argv[1:] == ["top", "glm-api-1"]:
+            return 0, "CMD\n/usr/bin/python3 /usr/local/bin/vllm serve\n" + ("" if machine.stopping else "VLLM::EngineCore\n"), ""
+        if argv[1] == "kill":
+            ended.set()
+        if argv[1:2] + argv[4:5] == ["compose", "stop"]:
+            machine.stopping = True
+            assert ended.wait(20), "compose was left to wait"
+        return docker(argv, timeout, data)
+
+    machine.stopping, machine.run = False, run
+    result = stop(machine, compose_projects=["glm"], ports=[30001])
+    assert [i["name"] for i in result["stopped"]] == ["glm"] and not machine.containers["glm-api-1"]["running"]
+    assert [call for call in machine.calls if call[1] == "kill"] == [["docker", "kill", "glm-api-1"]]
 
 
 def test_a_compose_project_comes_back_whole(stop):
