@@ -52,6 +52,10 @@ RAY_PORTS = {
     "metrics-export-port": 6385,
 }
 RAY_WORKER_PORTS = (20002, 20999)
+# Bytes, and share of a node's memory, that must be available beside an old service for Ray to be started before that is stopped. Ray's own processes
+# take 0.6 GiB on the lab's head; more than a tenth is left so that no OOM daemon (earlyoom's own default is a tenth) takes the old service for it.
+RAY_ROOM = 4 << 30
+RAY_ROOM_SHARE = 0.15
 SYSTEM_PORT = 45000  # one of those that Linux gives to who asks for any (32768 to 60999)
 
 # Arguments of "vllm serve" for what stands in front of a server; with them nothing here could ask it. All --ssl-* are such, too.
@@ -894,6 +898,20 @@ def gang_containers(
     return result
 
 
+def ray_beside(settings: dict[str, t.Any], members: list[dict[str, t.Any]]) -> bool:
+    """Whether Ray can be started, and proven, while an old service still serves: it takes no port and little memory of the nodes."""
+    for member in members:
+        node = member["node"]
+        memory = node.get("memory") or {}
+        if int(memory.get("available") or 0) < max(RAY_ROOM, RAY_ROOM_SHARE * int(memory.get("total") or 0)):
+            return False
+        spans = [span for span in port_spans(settings, member["head"]) if span != (settings["api_port"],) * 2]
+        held = [int(entry.get("port") or 0) for entry in node.get("listeners") or []]
+        if node.get("listeners_error") or any(first <= port <= last for first, last in spans for port in held):
+            return False
+    return settings["executor"] == "ray"
+
+
 def serving_plan(
     settings: dict[str, t.Any], members: list[dict[str, t.Any]], image_fingerprint: str = "", revision: str = ""
 ) -> dict[str, t.Any]:
@@ -925,6 +943,8 @@ def serving_plan(
     nothing_extra = not any(n["extra"] for n in nodes.values())
     ray_in_place = not ray or (nothing_extra and all(n["in_place"][RAY] for n in nodes.values()))
     record_left = any(has_record(m["node"], settings["service"]) for m in members)
+    stop_needed = any(c["action"] == "stop" for n in nodes.values() for c in n["claims"])
+    nothing_ours = not record_left and not any(any(n["present"].values()) for n in nodes.values())
     return {
         **state,
         "image_fingerprint": image_fingerprint,
@@ -959,5 +979,6 @@ def serving_plan(
         ),
         # What runs can be come back to: it is whole, and no earlier run left something older to come back to.
         "previous": "" if record_left else running_version(settings, members),
-        "stop_needed": any(c["action"] == "stop" for n in nodes.values() for c in n["claims"]),
+        "stop_needed": stop_needed,
+        "ray_beside": stop_needed and nothing_ours and ray_beside(settings, members),
     }

@@ -833,6 +833,40 @@ def test_plan_with_an_old_service():
     assert _plan.serving_plan(gang.settings(stop=stop), gang.pair(worker=old))["stop_needed"] is True
 
 
+GIB = 1 << 30
+ROOM = {"total": 119 * GIB, "available": 30 * GIB, "free": 2 * GIB}
+
+
+def listening(*ports):
+    return [{"address": "0.0.0.0", "port": port, "pid": 7, "process": "x"} for port in ports]
+
+
+@pytest.mark.parametrize(
+    ("worker", "values", "expected"),
+    [
+        pytest.param({}, {}, True, id="it-holds-only-the-port-of-the-api"),
+        pytest.param({"memory": {**ROOM, "available": 17 * GIB}}, {}, False, id="an-oom-daemon-could-take-it"),
+        pytest.param({"memory": {"total": 24 * GIB, "available": 3.5 * GIB}}, {}, False, id="little-memory"),
+        pytest.param({"memory": {"total": 24 * GIB, "available": 5 * GIB}}, {}, True, id="little-more-memory"),
+        pytest.param({"memory": {}}, {}, False, id="memory-unknown"),
+        pytest.param({"listeners": listening(30000, 6380)}, {}, False, id="it-holds-a-port-of-ray"),
+        pytest.param({"listeners": listening(20999)}, {}, False, id="it-holds-a-port-of-rays-workers"),
+        pytest.param({"listeners": listening(6379, 21000)}, {}, True, id="ports-that-only-the-head-needs"),
+        pytest.param({"listeners_error": "ss: not found"}, {}, False, id="ports-unknown"),
+        pytest.param(
+            {"containers": [gang.container("glm"), gang.container("spark-ray", labels={_plan.LABEL: "1"})]}, {}, False, id="ours-runs-too"
+        ),
+        pytest.param({}, {"executor": "mp"}, False, id="no-ray"),
+        pytest.param({}, {"stop": {"containers": [], "units": [], "compose_projects": []}}, False, id="nothing-to-stop"),
+    ],
+)
+def test_ray_is_proven_beside_an_old_service_where_it_takes_nothing_from_it(worker, values, expected):
+    old = {"containers": [gang.container("glm", gpu=True)], "listeners": listening(30000), "memory": ROOM}
+    named = {"stop": {"containers": ["glm"], "units": [], "compose_projects": []}, **values}
+    plan = _plan.serving_plan(gang.settings(**named), gang.pair(head=old, worker={**old, **worker}))
+    assert plan["ray_beside"] is expected
+
+
 def test_what_the_stages_before_found_wins():
     plan = _plan.serving_plan(gang.settings(), gang.pair(), "bb" * 32, "c" * 40)
     assert (plan["image_fingerprint"], plan["revision"]) == ("bb" * 32, "c" * 40)
