@@ -23,7 +23,7 @@ def trusted(value: t.Any) -> t.Any:
 
 def variables(**nodes: dict[str, t.Any]) -> dict[str, t.Any]:
     """The role's variables over two nodes; what a node is given is what its tasks registered."""
-    plan = {"head": "spark_1", "record_left": False, "server_present": False, "server_in_place": False}
+    plan = {"head": "spark_1", "record_left": False, "server_present": False, "server_in_place": False, "stop_needed": False}
     found = {name: {"inventory_hostname": name, "__rollback_look": {"touched": False, "ended": {}}} for name in ("spark_1", "spark_2")}
     for name, values in nodes.items():
         plan.update(values.pop("plan", {}))
@@ -52,6 +52,8 @@ RAY = {"id": "r", "address": "192.168.200.12", "port": 6379, "gpus": 1}
 SERVER = {"id": "v", "served_model_name": "tiny", "url": "http://127.0.0.1:30000"}
 HEAD = {"own": {"spark-ray": RAY, "spark-vllm": SERVER}, "intact": False}
 WORKER = {"own": {"spark-ray": {**RAY, "address": "192.168.200.13", "port": 0}}, "intact": False}
+OLD = {"plan": {"stop_needed": True}}
+STOPPED = {"stop_service_result": {"failed": True}}
 RESTORED = {"rollback_restored": {"changed": True}}
 
 
@@ -63,7 +65,9 @@ def failed(text: str) -> dict[str, t.Any]:
     ("head", "worker", "said"),
     [
         ({**CAUSE}, {}, "Nothing had been stopped by this run."),
-        ({**CAUSE, **TOUCHED, **RESTORED}, {}, "The old service serves again."),
+        ({**CAUSE, **TOUCHED, **OLD}, {}, "The old service was not stopped and serves on."),
+        ({**CAUSE, **TOUCHED, **OLD, **STOPPED}, {}, "Nothing had been stopped by this run."),
+        ({**CAUSE, **TOUCHED, **OLD, **STOPPED, **RESTORED}, {}, "The old service serves again."),
         (
             {**CAUSE, **TOUCHED, "rollback_removed": HEAD},
             {"rollback_removed": WORKER},

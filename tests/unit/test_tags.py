@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
+import itertools
 import os
 import re
 import subprocess
@@ -21,7 +22,8 @@ INVENTORY = ROOT / "inventory" / "sparks"
 # `site.yml` comes with the roles: a checkout that has roles and no site.yml is broken, not unfinished.
 UNFINISHED = not SITE.exists() and not any((ROOT / "roles").glob("*/tasks/main.yml"))
 
-ORDER = ["preflight", "model_download", "image_sync", "model_sync", "stop_service", "ray_cluster", "vllm_server", "verify", "boot"]
+BESIDE = ["ray_cluster", "vllm_server"]  # what is made while an old service still serves
+ORDER = ["preflight", "model_download", "image_sync", "model_sync", *BESIDE, "stop_service", "ray_cluster", "vllm_server", "verify", "boot"]
 # In every run. (The way back when a stage fails is in a rescue: --list-tasks does not show it.)
 ALWAYS = {"preflight"}
 # tag: roles that it runs besides that one
@@ -53,9 +55,9 @@ def include_role_names() -> set[str]:
 
 
 def roles_in(listing: str) -> list[str]:
-    """Roles with a task in an answer of ``--list-tasks``, in the order of their first task."""
+    """Roles with a task in an answer of ``--list-tasks``, in their order."""
     found = [match["role"] for match in map(TASK.match, listing.splitlines()) if match and not match["name"].startswith(ARGUMENTS)]
-    return list(dict.fromkeys(found))
+    return [role for role, dummy in itertools.groupby(found)]
 
 
 def tasks_without_role(listing: str) -> list[str]:

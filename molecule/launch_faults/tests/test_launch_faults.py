@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 import spark
 
+# Ray is started and proven while the old service still serves.
+UNTOUCHED = "The old service was not stopped and serves on."
 SOON = 5.0  # seconds from the kill of a container to the error
 
 
@@ -48,6 +50,9 @@ def killed(node: str, name: str, ready: t.Callable[[], bool], kills: list[float]
 
 def failed(run: spark.Run, *words: str, back: str = "The old service serves again.") -> str:
     """The run ended with one message that has these words; what served before serves, and nothing of ours is left."""
+    if back == UNTOUCHED:
+        assert "Stop the old service" not in run.output
+        spark.old_service_answers()
     assert run.rc != 0 and "Traceback" not in run.output
     message = run.message(run.failures[-1], last=True)
     for word in (*words, "Remedy: ", back):
@@ -76,7 +81,8 @@ def test_a_container_is_killed_while_the_server_starts(node: str, name: str, lin
     with spark.meanwhile(killed(node, name, ready, kills)):
         run = spark.site()
     assert kills, "it was not killed"
-    failed(run, f"{node}: ", f"found container {name} exited with code 137")
+    found = (f"{node}: ", f"found container {name} exited with code 137")
+    failed(run, *found, back="The old service serves again." if line else UNTOUCHED)
     assert run.failed_at() - kills[0] <= SOON
     files = run.bundle
     for other in spark.NODES:
@@ -127,6 +133,7 @@ def test_a_node_that_joins_ray_under_another_address(old_service: None) -> None:
         run,
         f"found {wrong} is in the cluster and not in the plan",
         f"expected exactly {spark.NODES[spark.HEAD]}, {spark.NODES[spark.WORKER]}",
+        back=UNTOUCHED,
     )
 
 
@@ -159,7 +166,7 @@ def test_a_gpu_that_somebody_has_reserved_in_ray(old_service: None) -> None:
     with spark.meanwhile(reserve) as when:
         run = spark.site(spark_ray_timeout=20)
     assert when
-    failed(run, f"1 GPU of {spark.NODES[spark.HEAD]} is reserved", "expected every GPU free")
+    failed(run, f"1 GPU of {spark.NODES[spark.HEAD]} is reserved", "expected every GPU free", back=UNTOUCHED)
 
 
 # --- image and model
