@@ -142,7 +142,7 @@ def downtime_of_an_upgrade() -> float:
 
 
 def downtime_of_the_old_service() -> float:
-    """As the playbook's summary says it: the old service listens on the node's loopback only. Ray is started within that time, too."""
+    """As the playbook's summary says it: the old service listens on the node's loopback only."""
     command("ansible-playbook", str(ROOT / "molecule" / "shared" / "old_service.yml"), "-i", INVENTORY)
     found = re.search(r"downtime: ([\d.]+) s", command(*SITE))
     if not found:
@@ -188,7 +188,7 @@ def main() -> int:
     print(row("vllm serve to answer, docker run by hand", hand))
     print(row("vllm serve to answer, site.yml --tags vllm", play))
     print(row("downtime, another version of the server", upgrade))
-    print(row("downtime, old service, Ray started too", old))
+    print(row("downtime, the old service replaced", old))
     print(
         f"\ndowntime of an upgrade / by hand = {ratio_upgrade:.2f} (goal: at most 1.1)\ndowntime of the old service / by hand = {ratio_old:.2f}"
     )
