@@ -900,6 +900,8 @@ def gang_containers(
 
 def ray_beside(settings: dict[str, t.Any], members: list[dict[str, t.Any]]) -> bool:
     """Whether Ray can be started, and proven, while an old service still serves: it takes no port and little memory of the nodes."""
+    if settings["executor"] != "ray":
+        return False
     for member in members:
         node = member["node"]
         memory = node.get("memory") or {}
@@ -909,7 +911,7 @@ def ray_beside(settings: dict[str, t.Any], members: list[dict[str, t.Any]]) -> b
         held = [int(entry.get("port") or 0) for entry in node.get("listeners") or []]
         if node.get("listeners_error") or any(first <= port <= last for first, last in spans for port in held):
             return False
-    return settings["executor"] == "ray"
+    return True
 
 
 def serving_plan(

@@ -65,7 +65,7 @@ def failed(text: str) -> dict[str, t.Any]:
     ("head", "worker", "said"),
     [
         ({**CAUSE}, {}, "Nothing had been stopped by this run."),
-        ({**CAUSE, **TOUCHED, **OLD}, {}, "The old service was not stopped and serves on."),
+        ({**CAUSE, **TOUCHED, **OLD}, {}, "The old service was not stopped."),
         ({**CAUSE, **TOUCHED, **OLD, **STOPPED}, {}, "Nothing had been stopped by this run."),
         ({**CAUSE, **TOUCHED, **OLD, **STOPPED, **RESTORED}, {}, "The old service serves again."),
         (

@@ -15,7 +15,7 @@ import pytest
 import spark
 
 # Ray is started and proven while the old service still serves.
-UNTOUCHED = "The old service was not stopped and serves on."
+UNTOUCHED = "The old service was not stopped."
 SOON = 5.0  # seconds from the kill of a container to the error
 
 
